@@ -1,0 +1,1 @@
+"""What happens on a GPU host: builds of a subject and race trials; no database, no web."""

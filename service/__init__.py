@@ -1,0 +1,1 @@
+"""The web service around the runner (not part of this version)."""
