@@ -1,0 +1,346 @@
+"""The stream of events that a run writes, and the result that is its fold.
+
+A run writes one `run` event, then a `trial` event as each trial finishes, then one `end` event, each
+a line of JSON. Everything that counts is derived from them here and nowhere else: the terminal's
+table, the JSON file, an import. A stream that stops early (a host that died) folds too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from runner import rates
+from runner.matrix import Cell, Matrix
+from runner.outcome import FAILURES, Outcome
+
+SCHEMA = 1
+"""Version of the events and of the result; a reader refuses a newer one."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where a run's trials execute.
+
+    kind: `cuda` or `emulated`. compute_capability: (major, minor), (0, 0) if unknown.
+    driver, jax, te: versions as text, empty if unknown. ids: the devices of the host in use.
+    """
+
+    kind: str
+    name: str
+    compute_capability: tuple[int, int] = (0, 0)
+    driver: str = ""
+    jax: str = ""
+    te: str = ""
+    ids: tuple[str, ...] = ()
+
+    @property
+    def emulated(self) -> bool:
+        """True where no GPU took part."""
+        return self.kind == "emulated"
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit of a subject; a release from the package index has its version as `sha`."""
+
+    sha: str
+    ref: str
+    title: str = ""
+    author: str = ""
+    date: str = ""
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """The `run` event: what is run, where, and with what.
+
+    builds: for each build key of the run, what it is (kind, registered handlers, log, ...).
+    harness: version of the trial harness. trials_planned: how many `trial` events a whole run has.
+    """
+
+    run: str
+    subject: str
+    commit: Commit
+    device: Device
+    matrix: Matrix
+    parallel: int
+    sandbox: str
+    toolchain: str
+    harness: str
+    started: str
+    command: str = ""
+    trial_mode: str = ""
+    trials_planned: int = 0
+    builds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrialFinished:
+    """The `trial` event: one trial with its raw evidence and the outcome that it supports.
+
+    index: position in the run, from 0; unique in a run, so an import can be repeated.
+    digests: SHA-256 of the output bits of the first and the second execution.
+    evidence: raw facts as `runner.outcome.Evidence` names them, `output` cut to its last lines.
+    times: seconds by stage. handlers: initialize handlers entered, None if the build cannot tell.
+    """
+
+    run: str
+    index: int
+    cell: str
+    outcome: Outcome
+    signature: str
+    reason: str
+    seconds: float = 0.0
+    device: str = ""
+    build: str = ""
+    recipe: str = ""
+    digests: tuple[str, ...] = ()
+    background_updates: int = 0
+    handlers: tuple[str, ...] | None = None
+    times: Mapping[str, float] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    log: str = ""
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """The `end` event. status: `complete`, `interrupted` or `failed`, with a sentence."""
+
+    run: str
+    status: str
+    reason: str = ""
+    finished: str = ""
+    seconds: float = 0.0
+
+
+Event = RunStarted | TrialFinished | RunEnded
+_NAMES: dict[type[Any], str] = {RunStarted: "run", TrialFinished: "trial", RunEnded: "end"}
+
+
+def dump(event: Event) -> str:
+    """One event as one line of JSON, without its newline."""
+    data = asdict(event)
+    if isinstance(event, RunStarted):
+        data["matrix"] = _matrix(event.matrix)
+        data["device"]["compute_capability"] = _capability(event.device)
+    return json.dumps({"event": _NAMES[type(event)], "schema": SCHEMA, **data}, default=str)
+
+
+@dataclass
+class Fold:
+    """The events of one run, taken in one by one, and what they add up to."""
+
+    started: RunStarted | None = None
+    ended: RunEnded | None = None
+    trials: dict[int, TrialFinished] = field(default_factory=dict)
+
+    def add(self, event: Event) -> None:
+        """Take in one event; a trial index that is already there is not counted again."""
+        if isinstance(event, RunStarted):
+            self.started = event
+        elif isinstance(event, RunEnded):
+            self.ended = event
+        else:
+            self.trials.setdefault(event.index, event)
+
+    def of_cell(self, cell: Cell) -> list[TrialFinished]:
+        """The cell's finished trials, by index."""
+        return [t for _, t in sorted(self.trials.items()) if t.cell == cell.name]
+
+    def cells(self) -> Iterator[CellResult]:
+        """Each cell of the matrix with its counts, in the matrix's order."""
+        if self.started is None:
+            return
+        for cell in self.started.matrix.cells:
+            yield CellResult(cell, self.of_cell(cell), self.started.matrix.clean_below)
+
+    @property
+    def parity(self) -> Parity:
+        """The issue's own check on this run's outputs."""
+        return Parity.of(list(self.cells()))
+
+    @property
+    def exit_code(self) -> int:
+        """0: as a fixed TE should be; 1: the race is there; 3: nothing that ships could run."""
+        shipped = [cell for cell in self.cells() if cell.cell.variant.ships]
+        if any(cell.k for cell in shipped):
+            return 1
+        if not any(cell.n for cell in shipped):
+            builds_failed = any(Outcome.BUILD_ERROR in cell.counts for cell in shipped)
+            return 1 if builds_failed else 3
+        return 0
+
+    def as_json(self) -> dict[str, Any]:
+        """The result: subject, commit, device, matrix, cells, parity, trials."""
+        if self.started is None:
+            raise ValueError("a result needs its run event")
+        started = self.started
+        device = asdict(started.device)
+        device["compute_capability"] = _capability(started.device)
+        return {
+            "schema": SCHEMA,
+            "run": started.run,
+            "subject": started.subject,
+            "emulated": started.device.emulated,
+            "commit": asdict(started.commit),
+            "device": device,
+            "matrix": started.matrix.name,
+            "title": started.matrix.title,
+            "clean_below": started.matrix.clean_below,
+            "parallel": started.parallel,
+            "sandbox": started.sandbox,
+            "toolchain": started.toolchain,
+            "harness": started.harness,
+            "trial_mode": started.trial_mode,
+            "command": started.command,
+            "started": started.started,
+            "status": self.ended.status if self.ended else "interrupted",
+            "reason": self.ended.reason if self.ended else "the stream of events stops early",
+            "finished": self.ended.finished if self.ended else "",
+            "seconds": self.ended.seconds if self.ended else None,
+            "trials_planned": started.trials_planned,
+            "builds": {key: dict(build) for key, build in started.builds.items()},
+            "cells": [cell.as_json() for cell in self.cells()],
+            "parity": asdict(self.parity),
+            "exit_code": self.exit_code,
+            "trials": [asdict(trial) for _, trial in sorted(self.trials.items())],
+        }
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One cell's finished trials and everything that follows from them."""
+
+    cell: Cell
+    trials: list[TrialFinished]
+    clean_below: float
+
+    @property
+    def counts(self) -> Counter[Outcome]:
+        """Trials by outcome."""
+        return Counter(trial.outcome for trial in self.trials)
+
+    @property
+    def k(self) -> int:
+        """Failures."""
+        return sum(count for outcome, count in self.counts.items() if outcome in FAILURES)
+
+    @property
+    def n(self) -> int:
+        """Trials that a rate is taken over: failures and passes."""
+        return self.k + self.counts[Outcome.PASS]
+
+    @property
+    def rate(self) -> float | None:
+        """k/n, None without a trial."""
+        return self.k / self.n if self.n else None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Exact 95 % interval of the failure rate."""
+        return rates.interval(self.k, self.n)
+
+    @property
+    def judgement(self) -> rates.Judgement:
+        """The cell's verdict; where nothing counted, the reason that its trials gave."""
+        if self.n or not self.trials:
+            return rates.judge(self.k, self.n, self.clean_below)
+        last = self.trials[-1]
+        return rates.Judgement(rates.Verdict.NOT_MEASURED, f"{last.outcome}: {last.reason}")
+
+    @property
+    def recipes(self) -> tuple[str, ...]:
+        """The recipes that ran."""
+        return tuple(sorted({trial.recipe for trial in self.trials if trial.recipe}))
+
+    def as_json(self) -> dict[str, Any]:
+        """The cell's row of the result."""
+        low, high = self.interval
+        judgement = self.judgement
+        return {
+            "name": self.cell.name,
+            "variant": self.cell.variant.text,
+            "program": str(self.cell.program),
+            "background": self.cell.background,
+            "background_period_ms": self.cell.background_period_ms,
+            "hold_ms": self.cell.hold_ms,
+            "recipe": self.recipes[0] if len(self.recipes) == 1 else str(self.cell.recipe),
+            "trials": self.cell.trials,
+            "counts": {str(outcome): self.counts[outcome] for outcome in Outcome},
+            "n": self.n,
+            "k": self.k,
+            "rate": self.rate,
+            "interval": [low, high],
+            "verdict": str(judgement.verdict),
+            "verdict_text": judgement.text,
+            "trials_needed": judgement.trials_needed,
+            "signatures": dict(
+                Counter(t.signature for t in self.trials if t.outcome is not Outcome.PASS)
+            ),
+        }
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Whether stock (alone) and owned-stream gave the same bits, on both executions.
+
+    status: `identical`, `different` or `not measured`. digests: SHA-256 by variant and execution.
+    """
+
+    status: str
+    reason: str
+    digests: Mapping[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, cells: list[CellResult]) -> Parity:
+        """The parity of a run's cells: every finished output of stock alone and of owned-stream."""
+        stock = _digests(cells, lambda cell: cell.is_reference)
+        owned = _digests(cells, lambda cell: cell.variant.text == "owned-stream")
+        programs = sorted(set(stock) & set(owned))
+        if not programs:
+            return cls(
+                "not measured", "no program has outputs of both stock (alone) and owned-stream"
+            )
+        digests: dict[str, list[str]] = {}
+        for program in programs:
+            digests[f"stock {program}"] = sorted(stock[program])
+            digests[f"owned-stream {program}"] = sorted(owned[program])
+        if all(len(stock[p] | owned[p]) == 1 for p in programs):
+            return cls("identical", "one SHA-256 over the bits of both executions", digests)
+        return cls("different", "the output bits are not all the same", digests)
+
+
+def _digests(cells: list[CellResult], chosen: Any) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for cell in cells:
+        if not chosen(cell.cell):
+            continue
+        for trial in cell.trials:
+            if trial.outcome in (Outcome.PASS, Outcome.WRONG_OUTPUT) and trial.digests:
+                key = f"{cell.cell.program}, {trial.recipe}"
+                found.setdefault(key, set()).update(trial.digests)
+    return found
+
+
+def _matrix(matrix: Matrix) -> dict[str, Any]:
+    data = asdict(matrix)
+    for row, cell in zip(data["cells"], matrix.cells, strict=True):
+        row["variant"] = cell.variant.text
+    return data
+
+
+def _capability(device: Device) -> str:
+    major, minor = device.compute_capability
+    return f"{major}.{minor}" if major else ""
+
+
+def fold(events: Iterable[Event]) -> Fold:
+    """All events of one run as one fold."""
+    state = Fold()
+    for event in events:
+        state.add(event)
+    return state
