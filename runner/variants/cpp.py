@@ -30,6 +30,7 @@ _TOKEN = re.compile(
 )
 _CLOSER = {"(": ")", "[": "]", "{": "}"}
 _OPENER = {closer: opener for opener, closer in _CLOSER.items()}
+_PUNCTUATION = re.compile(r"[^\w\s]")
 _WORD = re.compile(r"[^\W\d]\w*")
 _DIRECTIVE = re.compile(r"#\s*(\w*)\s*(.*)", re.DOTALL)
 _NAMESPACE = re.compile(r"(?:inline\s+)?namespace\b|extern\s*\"\s*\"\s*\Z")
@@ -40,8 +41,8 @@ _QUALIFIERS = re.compile(r"(?:const|volatile|noexcept|override|final|try|mutable
 _NO_FUNCTION = frozenset(
     re.findall(
         r"\w+",
-        """alignas alignof asm catch decltype defined do else explicit for if noexcept requires return
-        sizeof static_assert switch throw typeid while __attribute__ __declspec""",
+        "alignas alignof asm catch decltype defined do else explicit for if noexcept requires "
+        "return sizeof static_assert switch throw typeid while __attribute__ __declspec",
     )
 )
 _FILLERS = frozenset({"const", "volatile", "typename", "class", "struct", "enum", "union"})
@@ -240,7 +241,7 @@ class Source:
     def _masked(self) -> tuple[str, list[_Conditional]]:
         return _mask(self.text)
 
-    @property
+    @cached_property
     def code(self) -> str:
         """The text with comments, the content of literals and preprocessor lines blanked."""
         return self._masked[0]
@@ -249,6 +250,17 @@ class Source:
     def pairs(self) -> dict[int, int]:
         """Offset of the closing bracket by offset of its opening one."""
         return _pair(*self._masked)
+
+    @cached_property
+    def _words(self) -> dict[str, list[int]]:
+        offsets: dict[str, list[int]] = {}
+        for match in _WORD.finditer(self.code):
+            offsets.setdefault(match.group(), []).append(match.start())
+        return offsets
+
+    @cached_property
+    def _parentheses(self) -> list[int]:
+        return sorted(opener for opener in self.pairs if self.code[opener] == "(")
 
     @cached_property
     def newline(self) -> str:
@@ -264,9 +276,11 @@ class Source:
 
     def words(self, name: str, within: Span | None = None) -> list[int]:
         """Offsets of an identifier."""
-        span = within or Span(0, len(self.code))
-        pattern = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
-        return [match.start() for match in pattern.finditer(self.code, span.start, span.end)]
+        offsets = self._words.get(name, [])
+        if within is None:
+            return list(offsets)
+        first = bisect.bisect_left(offsets, within.start)
+        return offsets[first : bisect.bisect_left(offsets, within.end)]
 
     def invocations(self, name: str, within: Span | None = None) -> list[Invocation]:
         """Where a name stands before parentheses, with or without template arguments."""
@@ -288,14 +302,12 @@ class Source:
 
     def enclosing(self, at: int) -> Invocation | None:
         """The innermost invocation whose arguments hold that offset."""
-        openers = [
-            opener
-            for opener, closer in self.pairs.items()
-            if opener < at < closer and self.code[opener] == "("
-        ]
-        if not openers:
+        index = bisect.bisect_left(self._parentheses, at) - 1
+        while index >= 0 and self.pairs[self._parentheses[index]] <= at:
+            index -= 1
+        if index < 0:
             return None
-        opener = max(openers)
+        opener = self._parentheses[index]
         match = _NAME.search(self.code, 0, opener)
         if match is None:
             return None
@@ -369,20 +381,13 @@ class Source:
     def _outer(self, span: Span) -> Iterator[tuple[int, str]]:
         """Punctuation outside brackets and template arguments; an opening bracket is yielded."""
         at = span.start
-        while at < span.end:
-            char = self.code[at]
-            if char in _CLOSER:
+        while match := _PUNCTUATION.search(self.code, at, span.end):
+            at, char = match.start(), match.group()
+            close = self._angle_close(at, span.end) if char == "<" else None
+            if close is None:
                 yield at, char
-                at = self.pairs.get(at, at)
-            elif char == "<":
-                close = self._angle_close(at, span.end)
-                if close is None:
-                    yield at, char
-                else:
-                    at = close
-            elif not (char.isspace() or char.isalnum() or char == "_"):
-                yield at, char
-            at += 1
+                close = self.pairs.get(at, at)
+            at = close + 1
 
     def _scan(self, start: int, end: int, found: list[Function], outer: list[Span] | None) -> None:
         """Collect the functions between two offsets, and the outermost declarations with a body."""
@@ -431,44 +436,36 @@ class Source:
 
     def _function(self, begin: int, head: int, brace: int) -> Function | None:
         """The function whose body opens at `brace`, if what stands before is its declaration."""
-        end = brace
         groups: list[int] = []
-        previous = ""
+        end = brace
         for at, char in self._outer(Span(head, brace)):
             if char == "=" and "operator" not in self.code[head:at]:
                 return None
             if char == "(":
                 groups.append(at)
-            colon = char == ":" and ":" not in (previous, self.code[at + 1 : at + 2])
-            if colon and groups and previous == ")":
+            elif char == ":" and groups and ":" not in self.code[at - 1] + self.code[at + 1]:
                 end = at
                 break
-            previous = ")" if char == "(" else char
-            if previous != ")" and self.code[at - 1 : at] == ":" and char == ":":
-                previous = ":"
-        candidates = [one for one in (self._name_before(head, at) for at in groups) if one]
-        typed = [one for one in candidates if one.typed]
-        chosen = next(iter(typed or candidates), None)
-        if chosen is None or not self._may_end(chosen.open, end, brace):
+        named = [one for one in (self._name_before(head, group) for group in groups) if one]
+        chosen = next((one for one in named if one.typed), named[0] if named else None)
+        if chosen is None:
             return None
-        rest = self.code[self.pairs[chosen.open] + 1 : end]
-        if _CLASS.match(self.code, head, brace) and not _QUALIFIERS.match(rest):
+        if end < brace and self.code[:brace].rstrip()[-1] not in ")}":
+            return None  # the brace initialises a member in a constructor's list
+        close = self.pairs[chosen.group]
+        if _CLASS.match(self.code, head, brace) and not _QUALIFIERS.match(
+            self.code[close + 1 : end]
+        ):
             return None
-        qualified = re.sub(r"\s+", "", self.code[chosen.start : chosen.open])
+        qualified = re.sub(r"\s+", "", self.code[chosen.start : chosen.group])
         return Function(
             name=qualified.rpartition("::")[2],
             qualified=qualified,
             start=begin,
             template=self.text[begin:head].strip(),
-            parameters=self._parameters(Span(chosen.open + 1, self.pairs[chosen.open])),
+            parameters=self._parameters(Span(chosen.group + 1, close)),
             body=Span(brace, self.pairs[brace] + 1),
         )
-
-    def _may_end(self, group: int, end: int, brace: int) -> bool:
-        """False where the brace initialises a member in a constructor's list (`: a_{1} {`)."""
-        if end == brace:
-            return True
-        return self.code[:brace].rstrip()[-1:] in ")}"
 
     def _name_before(self, head: int, group: int) -> _Named | None:
         match = _NAME.search(self.code, head, group)
@@ -494,6 +491,7 @@ class Source:
         name = self._declared_name(declarator)
         declaration = _one_line(self.code[declarator.start : declarator.end])
         kind = self.code[declarator.start : name.start] + self.code[name.end : declarator.end]
+        kind = re.sub(r"\[\[.*?\]\]", "", kind)
         return Parameter(
             declaration=declaration,
             type=_one_line(kind),
@@ -526,15 +524,9 @@ class _Named:
     """A name before parentheses; `typed` where a type stands before the name."""
 
     start: int
-    open: int
+    group: int
     typed: bool
 
 
 def _one_line(code: str) -> str:
     return re.sub(r"\s+", " ", code).strip()
-
-
-def line_of(text: str, at: int) -> int:
-    """Line number of an offset, from 1."""
-    ends = [match.start() for match in re.finditer("\n", text)]
-    return bisect.bisect_left(ends, at) + 1

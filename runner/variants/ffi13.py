@@ -117,14 +117,15 @@ def _widen_one(
 ) -> bool:
     """Add what the handler's initialize stage lacks; False where it lacks nothing."""
     registrations = list(_registrations(sources, f"{handler}Handler"))
-    if not registrations:
+    defined = _first(sources, DEFINE, f"{handler}InitializeHandler") is not None
+    if not registrations and not defined:
         raise VariantError(f"ffi13: no registration of {handler}Handler to add a stage to")
     missing = [one for one in registrations if not _has_initialize(one)]
     if not missing:
         return False
     for place in missing:
         _register(place, handler, edits)
-    if _first(sources, DEFINE, f"{handler}InitializeHandler") is None:
+    if not defined:
         text = _definition(sources, style, handler, execute)
         at = execute.source.statement_end(execute.found.span.end)
         edits.add(execute.path, at, text, execute.source)
@@ -262,4 +263,10 @@ def _register(place: _Place, handler: str, edits: _Edits) -> None:
 
 
 def _wrapped(parts: list[str]) -> str:
-    return ",\n    ".join(parts)
+    """Parts with commas between, in lines of a readable length."""
+    lines = [""]
+    for part in parts:
+        if len(lines[-1]) + len(part) > 90:
+            lines.append("")
+        lines[-1] += f"{part}, "
+    return "\n    ".join(line.rstrip() for line in lines).removesuffix(",")
