@@ -17,6 +17,10 @@ class MatrixError(InputError):
     """A matrix file, or a cell in it, is not valid."""
 
 
+class ResultError(InputError):
+    """A line or a file is no event or result of a run."""
+
+
 class ToolchainError(InputError):
     """A toolchain file is not valid."""
 

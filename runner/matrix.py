@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -123,6 +123,18 @@ def parse(text: str, name: str) -> Matrix:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise MatrixError(f"matrix {name}: not valid TOML: {error}") from error
+    return from_data(data, name)
+
+
+def as_data(matrix: Matrix) -> dict[str, Any]:
+    """A matrix as plain data, in the form of its file."""
+    data = asdict(matrix)
+    data["cells"] = [{**asdict(c), "variant": c.variant.text} for c in matrix.cells]
+    return data
+
+
+def from_data(data: Mapping[str, Any], name: str = "") -> Matrix:
+    """A matrix from plain data in the form of its file. Raises MatrixError."""
     where = f"matrix {data.get('name', name)}"
     _only_keys(data, {"name", "title", "clean_below", "cells"}, where)
     rows = data.get("cells")

@@ -1,20 +1,22 @@
 """The stream of events that a run writes, and the result that is its fold.
 
-A run writes one `run` event, then a `trial` event as each trial finishes, then one `end` event, each
-a line of JSON. Everything that counts is derived from them here and nowhere else: the terminal's
-table, the JSON file, an import. A stream that stops early (a host that died) folds too.
+A run writes one `run` event, then a `trial` event as each trial finishes, then one `end` event,
+each a line of JSON. Everything that counts is derived from them here and nowhere else: the
+terminal's table, the JSON file, an import. A stream that stops early (a host that died) folds too.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from runner import rates
-from runner.matrix import Cell, Matrix
+from runner.errors import MatrixError, ResultError
+from runner.matrix import Cell, Matrix, as_data
+from runner.matrix import from_data as matrix_from
 from runner.outcome import FAILURES, Outcome
 
 SCHEMA = 1
@@ -125,9 +127,58 @@ def dump(event: Event) -> str:
     """One event as one line of JSON, without its newline."""
     data = asdict(event)
     if isinstance(event, RunStarted):
-        data["matrix"] = _matrix(event.matrix)
+        data["matrix"] = as_data(event.matrix)
         data["device"]["compute_capability"] = _capability(event.device)
     return json.dumps({"event": _NAMES[type(event)], "schema": SCHEMA, **data}, default=str)
+
+
+def load(line: str) -> Event:
+    """The event of one line of JSON. Raises ResultError for anything else."""
+    try:
+        data = json.loads(line)
+        name, schema = data.pop("event"), data.pop("schema")
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ResultError(f"not an event of a run: {line[:80]!r}") from None
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise ResultError(f"an event of schema {schema}, newer than {SCHEMA}: update Racewatch")
+    try:
+        return _LOADERS[name](data)
+    except (KeyError, TypeError, ValueError, MatrixError) as error:
+        raise ResultError(f"not an event of a run ({error!r}): {line[:80]!r}") from error
+
+
+def _load_run(data: dict[str, Any]) -> RunStarted:
+    device = dict(data["device"])
+    major, _, minor = device["compute_capability"].partition(".")
+    device["compute_capability"] = (int(major or 0), int(minor or 0))
+    device["ids"] = tuple(device["ids"])
+    return RunStarted(
+        **{
+            **data,
+            "commit": Commit(**data["commit"]),
+            "device": Device(**device),
+            "matrix": matrix_from(data["matrix"]),
+        }
+    )
+
+
+def _load_trial(data: dict[str, Any]) -> TrialFinished:
+    handlers = data["handlers"]
+    return TrialFinished(
+        **{
+            **data,
+            "outcome": Outcome(data["outcome"]),
+            "digests": tuple(data["digests"]),
+            "handlers": None if handlers is None else tuple(handlers),
+        }
+    )
+
+
+_LOADERS: dict[str, Callable[[dict[str, Any]], Event]] = {
+    "run": _load_run,
+    "trial": _load_trial,
+    "end": lambda data: RunEnded(**data),
+}
 
 
 @dataclass
@@ -165,14 +216,13 @@ class Fold:
 
     @property
     def exit_code(self) -> int:
-        """0: as a fixed TE should be; 1: the race is there; 3: nothing that ships could run."""
+        """0: as a fixed TE should be; 1: the race is there; 3: what ships could not all run."""
         shipped = [cell for cell in self.cells() if cell.cell.variant.ships]
         if any(cell.k for cell in shipped):
             return 1
-        if not any(cell.n for cell in shipped):
-            builds_failed = any(Outcome.BUILD_ERROR in cell.counts for cell in shipped)
-            return 1 if builds_failed else 3
-        return 0
+        unsupported = {Outcome.UNSUPPORTED}
+        measured = all(cell.n or set(cell.counts) == unsupported for cell in shipped)
+        return 0 if measured and any(cell.n for cell in shipped) else 3
 
     def as_json(self) -> dict[str, Any]:
         """The result: subject, commit, device, matrix, cells, parity, trials."""
@@ -324,13 +374,6 @@ def _digests(cells: list[CellResult], chosen: Any) -> dict[str, set[str]]:
                 key = f"{cell.cell.program}, {trial.recipe}"
                 found.setdefault(key, set()).update(trial.digests)
     return found
-
-
-def _matrix(matrix: Matrix) -> dict[str, Any]:
-    data = asdict(matrix)
-    for row, cell in zip(data["cells"], matrix.cells, strict=True):
-        row["variant"] = cell.variant.text
-    return data
 
 
 def _capability(device: Device) -> str:

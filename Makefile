@@ -1,0 +1,42 @@
+# Everything a checkout needs; each target makes its own virtual environment first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check check-static format requirements clean
+
+$(STAMP): pyproject.toml requirements/dev.txt
+	$(PYTHON) -c 'import sys; sys.exit("Racewatch needs Python 3.11 or newer, this is %d.%d: make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/racewatch demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+check-static: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+check: check-static test
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Pinned with hashes and without any index line, so that the same set installs from any index.
+requirements:
+	$(PYTHON) -m venv build/pip-tools
+	build/pip-tools/bin/pip install --quiet pip-tools
+	build/pip-tools/bin/pip-compile --quiet --strip-extras --allow-unsafe --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header \
+	  --group dev --output-file requirements/dev.txt pyproject.toml
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,180 @@
+"""Packs harness, built variants and TE for one architecture into a file for an offline node."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from runner.errors import InfrastructureError, InputError
+from runner.result import Commit
+from runner.run import HARNESS, BuildId, PreparedBuild
+
+ROOT = Path(__file__).parent
+SCHEMA = 1
+HARNESS_FILES = (
+    "__init__.py",
+    "errors.py",
+    "outcome.py",
+    "matrix.py",
+    "rates.py",
+    "result.py",
+    "report.py",
+    "run.py",
+    "device.py",
+    "matrices/*.toml",
+    "sandbox/__init__.py",
+    "sandbox/base.py",
+    "sandbox/process.py",
+    "trial/*.py",
+    "variants/names.py",
+)
+"""What of `runner` a node needs, carried verbatim; all of it imports the standard library only."""
+OPTIONAL_HARNESS_FILES = ("outcome_rules.py",)
+EPOCH = 0
+"""Time of every member, so that the same content gives the same file."""
+
+
+@dataclass(frozen=True)
+class BundledCommit:
+    """A commit with its builds; build folders as `runner.te_build` lays them out."""
+
+    commit: Commit
+    builds: Mapping[BuildId, PreparedBuild]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What was written: the file's parts, and the size in bytes of all of them together."""
+
+    parts: tuple[Path, ...]
+    size: int
+
+
+def pack(
+    commits: Sequence[BundledCommit],
+    *,
+    architecture: str,
+    toolchain: str,
+    dependencies: Path,
+    out: Path,
+    part_mib: int | None = None,
+) -> Bundle:
+    """Write the bundle `out` (a .tar.xz), or `out.part00`, ... of at most `part_mib` MiB each.
+
+    dependencies: a folder of Python packages that TE imports, used where the node has none.
+    Raises InfrastructureError where it cannot be written; nothing half-written is left.
+    """
+    if part_mib is not None and part_mib < 1:
+        raise InputError(f"--part-mib: must be at least 1, got {part_mib}")
+    if not out.parent.is_dir():
+        raise InputError(f"-o: no folder {out.parent} to write {out.name} to")
+    name = out.name.removesuffix(".tar.xz")
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=out.parent) as scratch:
+            tree = Path(scratch) / name
+            _lay_out(tree, commits, architecture, toolchain, dependencies)
+            packed = Path(scratch) / out.name
+            with tarfile.open(packed, "w:xz", preset=6) as archive:
+                for path in _sorted(tree):
+                    archive.add(path, path.relative_to(scratch), recursive=False, filter=_plain)
+            return _place(packed, out, part_mib)
+    except OSError as error:
+        raise InfrastructureError(f"bundle {out}: cannot be written: {error.strerror}") from error
+
+
+def _lay_out(
+    tree: Path,
+    commits: Sequence[BundledCommit],
+    architecture: str,
+    toolchain: str,
+    dependencies: Path,
+) -> None:
+    for pattern in HARNESS_FILES:
+        found = sorted(ROOT.glob(pattern))
+        if not found:
+            raise InfrastructureError(f"bundle: this installation lacks runner/{pattern}")
+        for source in found:
+            _copy(source, tree / "runner" / source.relative_to(ROOT))
+    for name in OPTIONAL_HARNESS_FILES:
+        if (ROOT / name).is_file():
+            _copy(ROOT / name, tree / "runner" / name)
+    # On the node only names are parsed, nothing is transformed.
+    (tree / "runner" / "variants" / "__init__.py").touch()
+    _copy(ROOT / "node.py", tree / "run.py")
+    shutil.copytree(dependencies, tree / "deps", ignore=shutil.ignore_patterns("__pycache__"))
+    rows = []
+    for bundled in commits:
+        builds = []
+        for build_id, build in bundled.builds.items():
+            row = asdict(build)
+            row["folder"] = _carry(tree, build) if build.folder else ""
+            builds.append({"kind": build_id.kind, "pulls": build_id.pulls, "build": row})
+        rows.append({"commit": asdict(bundled.commit), "builds": builds})
+    manifest = {
+        "schema": SCHEMA,
+        "harness": HARNESS,
+        "architecture": architecture,
+        "toolchain": toolchain,
+        "commits": rows,
+    }
+    (tree / "bundle.json").write_text(json.dumps(manifest, indent=1, default=dict) + "\n")
+
+
+def _carry(tree: Path, build: PreparedBuild) -> str:
+    """Copy a build once; the core that it links to is copied once for all builds."""
+    relative = Path("builds") / build.key
+    target = tree / relative
+    if target.exists():
+        return str(relative)
+    source = Path(build.folder)
+    shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    link = target / "transformer_engine" / "wheel_lib"
+    core = (source / "transformer_engine" / "wheel_lib").resolve()
+    carried = tree / "cores" / core.name
+    if not carried.exists():
+        shutil.copytree(core, carried)
+    link.unlink()
+    link.symlink_to(os.path.relpath(carried, link.parent))
+    return str(relative)
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+
+
+def _sorted(tree: Path) -> Iterator[Path]:
+    yield tree
+    yield from sorted(tree.rglob("*"))
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mtime = EPOCH
+    member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+    return member
+
+
+def _place(packed: Path, out: Path, part_mib: int | None) -> Bundle:
+    size = packed.stat().st_size
+    if part_mib is None:
+        packed.replace(out)
+        return Bundle((out,), size)
+    parts: list[Path] = []
+    with packed.open("rb") as whole:
+        while data := whole.read(part_mib << 20):
+            part = packed.with_name(f"{out.name}.part{len(parts):02d}")
+            part.write_bytes(data)
+            parts.append(part)
+    placed = []
+    for part in parts:
+        placed.append(out.with_name(part.name))
+        part.replace(placed[-1])
+    return Bundle(tuple(placed), size)

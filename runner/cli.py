@@ -1,0 +1,235 @@
+"""The command `racewatch`."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from runner import bundle as bundling
+from runner import device as host
+from runner import matrix as matrices
+from runner import report
+from runner.errors import InputError, RacewatchError
+from runner.live import LiveProgress
+from runner.node import carry_out, write_json
+from runner.outcome import Outcome
+from runner.result import Commit
+from runner.run import BuildId, Plan, PreparedBuild, Run, builds_of, default_parallel
+from runner.sandbox.base import Sandbox
+from runner.sandbox.process import ProcessSandbox
+from runner.settings import Settings
+from runner.subject import Options, Request, Subject, open_subject
+from runner.trial.supervise import Deadlines
+
+app = typer.Typer(
+    help="Race trials, failure rates and bisection of TransformerEngine commits on a GPU.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+SubjectName = Annotated[str, typer.Option("--subject", help="te or demo")]
+Repository = Annotated[
+    str, typer.Option("--repo", help="git URL or folder of the subject, instead of its own")
+]
+ToolchainName = Annotated[str, typer.Option("--toolchain", help="a toolchain by name or file")]
+"""Options that several commands share."""
+
+
+@app.callback()
+def _root() -> None:
+    """Racewatch."""
+
+
+@app.command()
+def run(
+    subject: SubjectName = "te",
+    ref: Annotated[str, typer.Option(help="branch, tag, commit or pull/N")] = "",
+    version: Annotated[str, typer.Option(help="a release from the package index instead")] = "",
+    with_: Annotated[
+        list[str] | None, typer.Option("--with", help="pull/M to merge onto the ref (repeatable)")
+    ] = None,
+    matrix: Annotated[str, typer.Option(help="a matrix by name or a TOML file")] = "issue-3863",
+    cell: Annotated[list[str] | None, typer.Option(help="only this cell (repeatable)")] = None,
+    trials: Annotated[int | None, typer.Option(help="trials of each cell")] = None,
+    parallel: Annotated[int | None, typer.Option(help="trials at a time on one device")] = None,
+    devices: Annotated[str, typer.Option(help="devices, such as 0,1 (default: all GPUs)")] = "",
+    sandbox: Annotated[str, typer.Option(help="process")] = "process",
+    json: Annotated[Path | None, typer.Option(help="write the result to this file")] = None,
+    events: Annotated[Path | None, typer.Option(help="append events as they happen")] = None,
+    repo: Repository = "",
+    toolchain: ToolchainName = "",
+    fresh: Annotated[bool, typer.Option(help="a fresh interpreter for each trial")] = False,
+    progress_s: Annotated[
+        float, typer.Option(help="seconds without a sign of life that make a hang")
+    ] = Deadlines().progress,
+) -> None:
+    """Build a commit, run a matrix of race trials on it, and print the table.
+
+    Exit status: 0 no cell that ships fails, 1 the race is there, 2 bad input, 3 could not run.
+    """
+    settings = Settings.load()
+    wanted = matrices.load(matrix).with_trials(trials).only(tuple(cell or ()))
+    if progress_s <= 0:
+        raise InputError(f"--progress-s: must be more than 0, got {progress_s:g}")
+    _check_output(json, "--json")
+    _check_output(events, "--events")
+    opened = open_subject(subject, Options(settings.folders, repository=repo, toolchain=toolchain))
+    commit = opened.resolve(_request(ref, version, with_ or []))
+    found = opened.devices([part for part in devices.split(",") if part])
+    if parallel is None:
+        parallel = default_parallel(found.device, found.memory_gib, host.cores())
+    if parallel < 1:
+        raise InputError(f"--parallel: must be at least 1, got {parallel}")
+    console = Console()
+    builds = _build_all(opened, commit, builds_of(wanted), console)
+    plan = Plan(
+        subject=opened.name,
+        commit=commit,
+        matrix=wanted,
+        builds=builds,
+        device=found.device,
+        parallel=parallel,
+        toolchain=opened.toolchain_name,
+        folder=settings.runs,
+        expected_handlers=opened.expected_handlers,
+        command=shlex.join(["racewatch", *sys.argv[1:]]),
+        deadlines=replace(Deadlines(), progress=progress_s),
+        fresh=fresh,
+    )
+    plan = replace(plan, folder=settings.runs / plan.run)
+    plan.folder.mkdir(parents=True)
+    a_run = Run(plan, _sandbox(sandbox, plan, settings))
+    with ExitStack() as stack:
+        out = stack.enter_context(events.open("a")) if events else None
+        progress = report.PlainProgress(sys.stdout)
+        if console.is_terminal:
+            live = stack.enter_context(Live(console=console, refresh_per_second=4))
+            fold = carry_out(a_run, LiveProgress(live), out)
+        else:
+            fold = carry_out(a_run, progress, out)
+    if json:
+        write_json(fold, json)
+    print("\n" + report.table(fold))
+    print(f"logs: {plan.folder}")
+    raise typer.Exit(fold.exit_code)
+
+
+@app.command()
+def bundle(
+    out: Annotated[Path, typer.Option("-o", "--out", help="the file to write (.tar.xz)")],
+    subject: SubjectName = "te",
+    ref: Annotated[list[str] | None, typer.Option(help="a commit (repeatable)")] = None,
+    version: Annotated[str, typer.Option(help="a release from the package index")] = "",
+    with_: Annotated[
+        list[str] | None, typer.Option("--with", help="pull/M to merge onto each ref")
+    ] = None,
+    arch: Annotated[str, typer.Option(help="GPU architecture, such as 90")] = "90",
+    matrix: Annotated[list[str] | None, typer.Option(help="matrices whose builds it holds")] = None,
+    repo: Repository = "",
+    toolchain: ToolchainName = "",
+    part_mib: Annotated[int | None, typer.Option(help="split into parts of this size")] = None,
+) -> None:
+    """Pack trial harness, built variants and TE into a file for a GPU host with no network."""
+    settings = Settings.load()
+    if subject != "te":
+        raise InputError(f"bundle: only te runs on a GPU node, got --subject {subject!r}")
+    wanted = [matrices.load(name) for name in matrix or ["issue-3863", "quick", "after-fix"]]
+    needed = list(dict.fromkeys(build for m in wanted for build in builds_of(m)))
+    opened = open_subject(subject, Options(settings.folders, repo, toolchain, architecture=arch))
+    console = Console()
+    requests = [_request(one, "", with_ or []) for one in ref or []]
+    if version or not requests:
+        requests.insert(0, _request("", version, with_ or []))
+    commits = []
+    for request in requests:
+        commit = opened.resolve(request)
+        builds = _build_all(opened, commit, needed, console)
+        commits.append(bundling.BundledCommit(commit, builds))
+    packed = bundling.pack(
+        commits,
+        architecture=arch,
+        toolchain=opened.toolchain_name,
+        dependencies=opened.node_packages(),  # type: ignore[attr-defined]
+        out=out,
+        part_mib=part_mib,
+    )
+    print(f"{packed.size / 1e6:.1f} MB in {', '.join(map(str, packed.parts))}")
+
+
+@app.command("matrices")
+def list_matrices() -> None:
+    """List the matrices that ship with Racewatch."""
+    for name in matrices.available():
+        loaded = matrices.load(name)
+        count = sum(cell.trials for cell in loaded.cells)
+        print(f"{name}: {loaded.title} ({len(loaded.cells)} cells, {count} trials)")
+
+
+def _request(ref: str, version: str, pulls: list[str]) -> Request:
+    if bool(ref) == bool(version):
+        raise InputError("name either --ref (a branch, tag, commit or pull/N) or --version")
+    numbers = []
+    for pull in pulls:
+        number = pull.removeprefix("pull/")
+        if not number.isdigit():
+            raise InputError(f"--with: must be pull/N, got {pull!r}")
+        numbers.append(int(number))
+    if numbers and version:
+        raise InputError(
+            "--with merges pull requests, which a release has no history for: use --ref"
+        )
+    return Request(ref=ref, version=version, pulls=tuple(sorted(numbers)))
+
+
+def _check_output(path: Path | None, option: str) -> None:
+    if path is not None and not path.absolute().parent.is_dir():
+        raise InputError(f"{option}: no folder {path.absolute().parent} to write {path.name} to")
+
+
+def _build_all(
+    subject: Subject, commit: Commit, needed: list[BuildId], console: Console
+) -> dict[BuildId, PreparedBuild]:
+    builds: dict[BuildId, PreparedBuild] = {}
+    for build_id in needed:
+        with console.status(f"building {build_id} of {commit.ref}"):
+            built = builds[build_id] = subject.build(commit, build_id)
+        how = "cached" if built.cached else f"{built.seconds:.1f} s"
+        said = built.outcome or "built"
+        note = f": {built.reason}" if built.outcome else f", {how}"
+        console.print(f"{build_id} {commit.ref}: {said}{note}", highlight=False, markup=False)
+        if built.outcome is Outcome.BUILD_ERROR and build_id.kind == "stock":
+            console.print(built.signature, highlight=False, markup=False)
+    return builds
+
+
+def _sandbox(name: str, plan: Plan, settings: Settings) -> Sandbox:
+    if name == "process":
+        cache = settings.runs / plan.run / "jax-cache"
+        return ProcessSandbox(plan.folder, environment={"JAX_COMPILATION_CACHE_DIR": str(cache)})
+    raise InputError(f"--sandbox: unknown {name!r}; known: process")
+
+
+def main() -> None:
+    """Run the command; an error of ours is one sentence and its exit status."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        app(standalone_mode=False)
+    except RacewatchError as error:
+        print(f"racewatch: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("racewatch: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""The devices of this host, asked without opening one: nvidia-smi for GPUs, or emulated ones."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runner.errors import InfrastructureError, InputError
+from runner.result import Device
+
+_QUERY = ("index", "name", "compute_cap", "driver_version", "memory.total")
+
+
+@dataclass(frozen=True)
+class HostDevices:
+    """Devices of one kind in this host; memory_gib is the smallest one's."""
+
+    device: Device
+    memory_gib: float
+
+
+def gpus() -> list[tuple[str, ...]]:
+    """One row for each GPU: index, name, compute capability, driver, memory in MiB.
+
+    Raises InfrastructureError where the driver does not answer or there is no GPU.
+    """
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        raise InfrastructureError(
+            "no GPU here: nvidia-smi is not installed; run where an NVIDIA driver is, make a bundle "
+            "for such a host with `racewatch bundle`, or use --subject demo"
+        )
+    command = [tool, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise InfrastructureError("nvidia-smi does not answer: is the driver healthy?") from error
+    rows = [
+        tuple(field.strip() for field in line.split(","))
+        for line in answer.stdout.splitlines()
+        if line.count(",") == len(_QUERY) - 1
+    ]
+    if answer.returncode or not rows:
+        text = (answer.stderr or answer.stdout).strip().splitlines()
+        raise InfrastructureError(f"no GPU here: nvidia-smi says: {' '.join(text) or 'nothing'}")
+    return rows
+
+
+def cuda(wanted: Sequence[str] = ()) -> HostDevices:
+    """The GPUs with these indices, or all: they must be of one kind, since a run is on one kind."""
+    rows = {row[0]: row for row in gpus()}
+    for index in wanted:
+        if index not in rows:
+            raise InputError(f"--devices: no GPU {index!r} here; there are {', '.join(rows)}")
+    chosen = [rows[index] for index in wanted or rows]
+    kinds = sorted({(row[1], row[2]) for row in chosen})
+    if len(kinds) > 1:
+        names = ", ".join(f"{name} ({capability})" for name, capability in kinds)
+        raise InputError(f"--devices: a run is on one kind of device, got {names}; name some")
+    _, name, capability, driver, _ = chosen[0]
+    major, _, minor = capability.partition(".")
+    device = Device(
+        kind="cuda",
+        name=name,
+        compute_capability=(int(major), int(minor or 0)),
+        driver=driver,
+        ids=tuple(row[0] for row in chosen),
+    )
+    return HostDevices(device, min(float(row[4]) for row in chosen) / 1024)
+
+
+def emulated(wanted: Sequence[str] = ()) -> HostDevices:
+    """Emulated devices with these ids, or one."""
+    for index in wanted:
+        if not index.isdigit():
+            raise InputError(f"--devices: emulated devices are numbers from 0, got {index!r}")
+    device = Device(kind="emulated", name="emulated device", ids=tuple(wanted) or ("0",))
+    return HostDevices(device, 0.0)
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,143 @@
+"""A run as text: the issue's table at its end, and a plain line as each trial finishes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TextIO
+
+from runner.outcome import FAILURES, Outcome
+from runner.rates import percent
+from runner.result import CellResult, Event, Fold, RunEnded, RunStarted, TrialFinished
+
+HEADINGS = ("cell", "trials", "failed", "outcomes", "rate", "95 % interval", "verdict")
+EMULATED = "EMULATED: no GPU took part; these rates say nothing about a real device"
+
+
+def rows(fold: Fold) -> list[tuple[str, ...]]:
+    """The table's rows as text, one a cell, in the order of HEADINGS."""
+    return [_row(cell) for cell in fold.cells()]
+
+
+def _row(cell: CellResult) -> tuple[str, ...]:
+    low, high = cell.interval
+    return (
+        cell.cell.name,
+        str(cell.n),
+        str(cell.k) if cell.n else "-",
+        outcomes(cell),
+        percent(cell.rate) if cell.rate is not None else "-",
+        f"{percent(low).removesuffix(' %')} to {percent(high)}" if cell.n else "-",
+        cell.judgement.text,
+    )
+
+
+def outcomes(cell: CellResult) -> str:
+    """Counts by outcome in the order of the enum, for example `8 capture_error, 2 crash`."""
+    counts = cell.counts
+    return ", ".join(f"{counts[o]} {o}" for o in Outcome if counts[o]) or "-"
+
+
+def table(fold: Fold) -> str:
+    """The whole closing table, with what it was measured on and the parity of the outputs."""
+    if fold.started is None:
+        return "nothing was run"
+    body = rows(fold)
+    lines = [*heading(fold.started), "", *_columns([HEADINGS, *body]), ""]
+    lines += closing(fold)
+    return "\n".join(lines)
+
+
+def heading(started: RunStarted) -> list[str]:
+    """What was run and on what."""
+    commit, device = started.commit, started.device
+    title = f" {commit.title}" if commit.title else ""
+    versions = [f"driver {device.driver}"] if device.driver else []
+    versions += [f"JAX {device.jax}"] if device.jax else []
+    versions += [f"TE {device.te}"] if device.te else []
+    major, minor = device.compute_capability
+    capability = f" (compute capability {major}.{minor})" if major else ""
+    lines = [EMULATED] if device.emulated else []
+    lines.append(f"{started.subject} {commit.ref} {commit.sha[:12]}{title}")
+    count = f"{len(device.ids)} x " if len(device.ids) > 1 else ""
+    lines.append(
+        ", ".join([f"{count}{device.name}{capability}", *versions])
+        + f"; matrix {started.matrix.name}, {started.parallel} at a time"
+    )
+    if not started.trial_mode.startswith("fork"):
+        lines.append(f"trials: {started.trial_mode}")
+    return lines
+
+
+def closing(fold: Fold) -> list[str]:
+    """Parity, how the run ended, and what the exit status says."""
+    lines = [f"outputs of stock and owned-stream: {fold.parity.status} ({fold.parity.reason})"]
+    lost = [t for t in fold.trials.values() if t.outcome is Outcome.INFRA_ERROR]
+    if lost:
+        signatures = sorted({trial.signature for trial in lost})
+        lines.append(f"{len(lost)} infra_error, not counted: {'; '.join(signatures)}")
+    if fold.ended is None:
+        lines.append("interrupted: the stream of events stops early")
+    elif fold.ended.status != "complete":
+        lines.append(f"{fold.ended.status}: {fold.ended.reason}")
+    else:
+        lines.append(f"{len(fold.trials)} trials in {fold.ended.seconds:.1f} s")
+    lines.append(
+        {
+            0: "no cell that ships fails",
+            1: "the race is there",
+            3: "the race could not be measured",
+        }[fold.exit_code]
+    )
+    return lines
+
+
+def _columns(body: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in body) for i in range(len(body[0]))]
+    right = {1, 2, 4, 5}
+    lines = []
+    for n, row in enumerate(body):
+        cells = [
+            text.rjust(width) if i in right else text.ljust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+        if n == 0:
+            lines.append("  ".join("-" * width for width in widths))
+    return lines
+
+
+def markdown(fold: Fold) -> str:
+    """The table for a GitHub comment."""
+    lines = ["| " + " | ".join(HEADINGS) + " |", "|---" * len(HEADINGS) + "|"]
+    lines += [
+        "| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in rows(fold)
+    ]
+    started = [] if fold.started is None else heading(fold.started)
+    return "\n".join([*started, "", *lines, "", *closing(fold)])
+
+
+class PlainProgress:
+    """Writes one line an event, for a log file or a pipe."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._done = 0
+        self._planned = 0
+
+    def show(self, event: Event, fold: Fold) -> None:
+        """Write the line of one event; `fold` holds it already."""
+        if isinstance(event, RunStarted):
+            self._planned = event.trials_planned
+            print(*heading(event), sep="\n", file=self._out, flush=True)
+        elif isinstance(event, TrialFinished):
+            self._done += 1
+            detail = f" ({event.signature})" if event.outcome is not Outcome.PASS else ""
+            mark = "!" if event.outcome in FAILURES else " "
+            print(
+                f"{mark} [{self._done}/{max(self._planned, self._done)}] {event.cell}: "
+                f"{event.outcome}{detail} {event.seconds:.1f} s",
+                file=self._out,
+                flush=True,
+            )
+        elif isinstance(event, RunEnded) and event.status != "complete":
+            print(f"{event.status}: {event.reason}", file=self._out, flush=True)

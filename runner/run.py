@@ -1,0 +1,416 @@
+"""One run: a matrix of race trials of one commit on one kind of device, as a stream of events."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from runner.matrix import Cell, Matrix, Program, Recipe, resolve_recipe
+from runner.outcome import Classification, Outcome, classify
+from runner.result import Commit, Device, Event, Fold, RunEnded, RunStarted, TrialFinished
+from runner.sandbox.base import Sandbox
+from runner.trial.program import ParentConfig, TrialSpec
+from runner.trial.supervise import Assignment, Deadlines, Finished, Lane, Supervisor
+from runner.variants.names import BuildKind
+
+HARNESS = "1"
+"""Version of what a trial does; results are shared only at an equal version."""
+HOPELESS = 3
+"""Infrastructure errors in a row, before any trial counted, after which a run gives up."""
+LOG_LINES = 60
+
+
+@dataclass(frozen=True)
+class BuildId:
+    """A build of a commit: its kind, on the commit with those pull requests merged."""
+
+    kind: BuildKind
+    pulls: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, cell: Cell) -> BuildId:
+        """The build that a cell needs."""
+        return cls(cell.variant.build_kind(cell.hold_ms), cell.variant.pulls)
+
+    def __str__(self) -> str:
+        return "+".join([*(f"pr-{n}" for n in self.pulls), str(self.kind)])
+
+
+@dataclass(frozen=True)
+class PreparedBuild:
+    """A build as a run takes it: a folder, or the outcome and reason why there is none.
+
+    initialize: names of the handlers with an initialize stage, None if that was not looked at.
+    owned_stream_needed: False where the commit captures on a stream of its own already.
+    """
+
+    key: str
+    folder: str = ""
+    outcome: Outcome | None = None
+    signature: str = ""
+    reason: str = ""
+    log: str = ""
+    seconds: float = 0.0
+    cached: bool = False
+    initialize: tuple[str, ...] | None = None
+    owned_stream_needed: bool = True
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a run needs to know before its first trial."""
+
+    subject: str
+    commit: Commit
+    matrix: Matrix
+    builds: Mapping[BuildId, PreparedBuild]
+    device: Device
+    parallel: int
+    toolchain: str
+    folder: Path
+    expected_handlers: Callable[[Program, Recipe, tuple[int, int]], tuple[str, ...]]
+    command: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    fallback_path: tuple[str, ...] = ()
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    fresh: bool = False
+    harness: str = HARNESS
+    run: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+
+def builds_of(matrix: Matrix) -> list[BuildId]:
+    """The builds that a matrix needs, stock first."""
+    wanted = {BuildId.of(cell) for cell in matrix.cells}
+    wanted |= {BuildId.of(_reference(cell)) for cell in matrix.cells}
+    return sorted(wanted, key=lambda b: (b.pulls, list(BuildKind).index(b.kind)))
+
+
+def _reference(cell: Cell) -> Cell:
+    """The cell whose output `cell` must reproduce: stock, alone, not held."""
+    stock = type(cell.variant).parse("stock")
+    return replace(
+        cell, name=f"reference: {cell.program}", variant=stock, background=False, hold_ms=0.0
+    )
+
+
+class Run:
+    """Carries out a plan; iterate over it for its events."""
+
+    def __init__(self, plan: Plan, sandbox: Sandbox) -> None:
+        self.plan = plan
+        self.fold = Fold()
+        self._sandbox = sandbox
+        self._queue: deque[Assignment] = deque()
+        self._cells: dict[int, Cell] = {}
+        self._attempts: dict[int, int] = {}
+        self._next_index = 0
+        self._references: dict[tuple[Program, str], str | None] = {}
+        self._versions: dict[str, str] = {}
+        self._fresh_reason = ""
+        self._began = time.monotonic()
+
+    def __iter__(self) -> Iterator[Event]:
+        status, reason = "interrupted", "stopped before the last trial"
+        started = False
+        try:
+            for event in self._events():
+                started = started or isinstance(event, RunStarted)
+                self.fold.add(event)
+                yield event
+            status, reason = self._verdict()
+        finally:
+            if started:
+                end = RunEnded(
+                    self.plan.run, status, reason, _now(), round(time.monotonic() - self._began, 3)
+                )
+                self.fold.add(end)
+        yield end
+
+    def _events(self) -> Iterator[Event]:
+        supervisor = Supervisor(self._lanes())
+        try:
+            for finished in supervisor.run(deque(self._first_assignments())):
+                yield from self._announce()
+                yield self._judge(finished)
+            yield from self._announce()
+            self._queue.extend(self._assign(cell) for cell in self._rest())
+            if self._hopeless():
+                return
+            for finished in supervisor.run(self._queue):
+                event = self._judge(finished)
+                self._replace(finished, event)
+                yield event
+                if self._hopeless():
+                    return
+        finally:
+            supervisor.close()
+
+    def _announce(self) -> Iterator[Event]:
+        """The run event, once a parent has said which versions it imported."""
+        if self.fold.started is None:
+            yield self._started()
+            yield from self._without_trials()
+
+    # What is run, in which order
+
+    def _first_assignments(self) -> list[Assignment]:
+        """One reference trial for each program and recipe, before anything is compared with it."""
+        taken: set[tuple[Program, Recipe]] = set()
+        first = []
+        for cell in sorted(self.plan.matrix.cells, key=lambda c: not c.is_reference):
+            key = (cell.program, cell.recipe)
+            if key in taken or not self._build(_reference(cell)).folder:
+                continue
+            taken.add(key)
+            # A matrix that has the reference cell itself spends one of its trials on it.
+            first.append(self._assign(cell if cell.is_reference else _reference(cell)))
+        return first
+
+    def _rest(self) -> Iterator[Cell]:
+        """Cells trial by trial, interleaved so that a drifting device meets all of them alike."""
+        spent = Counter(cell.name for cell in self._cells.values())
+        rounds = max((cell.trials for cell in self.plan.matrix.cells), default=0)
+        for n in range(rounds):
+            for cell in self.plan.matrix.cells:
+                if spent[cell.name] <= n < cell.trials and self._why_not(cell) is None:
+                    yield cell
+
+    def _assign(self, cell: Cell, attempt: int = 1) -> Assignment:
+        index = self._next_index
+        self._next_index += 1
+        self._cells[index], self._attempts[index] = cell, attempt
+        build = self._build(cell)
+        stem = self.plan.folder / f"trial-{index:05d}"
+        instrumented = BuildId.of(cell).kind is not BuildKind.STOCK
+        spec = TrialSpec(
+            index=index,
+            program=str(cell.program),
+            recipe=str(cell.recipe),
+            background=cell.background,
+            background_period_ms=cell.background_period_ms,
+            environment=cell.variant.environment(cell.hold_ms),
+            log=f"{stem}.log",
+            trace=f"{stem}.handlers" if instrumented else "",
+        )
+        return Assignment(spec, build.folder, cell.variant.registration)
+
+    def _build(self, cell: Cell) -> PreparedBuild:
+        return self.plan.builds[BuildId.of(cell)]
+
+    def _lanes(self) -> list[Lane]:
+        plan = self.plan
+        devices = plan.device.ids or ("0",)
+
+        def config_for(assignment: Assignment, device: str) -> ParentConfig:
+            return ParentConfig(
+                subject=plan.subject,
+                build_dir=assignment.build_dir,
+                registration=assignment.registration,
+                device=device,
+                fallback_path=plan.fallback_path,
+                fresh=plan.fresh,
+            )
+
+        def on_ready(versions: dict[str, str], fresh_reason: str) -> None:
+            self._versions.update(versions)
+            self._fresh_reason = fresh_reason
+
+        return [
+            Lane(device, plan.parallel, self._sandbox, config_for, plan.deadlines, on_ready)
+            for device in devices
+        ]
+
+    # What is said of it
+
+    def _started(self) -> RunStarted:
+        plan = self.plan
+        planned = sum(
+            cell.trials if self._why_not(cell) is None else 1 for cell in plan.matrix.cells
+        )
+        extra = sum(cell.name.startswith("reference: ") for cell in self._cells.values())
+        device = replace(
+            plan.device,
+            jax=self._versions.get("jax", plan.device.jax),
+            te=self._versions.get("te", plan.device.te),
+        )
+        mode = f"fresh interpreter: {self._fresh_reason}" if self._fresh_reason else "fork"
+        return RunStarted(
+            run=plan.run,
+            subject=plan.subject,
+            commit=plan.commit,
+            device=device,
+            matrix=plan.matrix,
+            parallel=plan.parallel,
+            sandbox=self._sandbox.name,
+            toolchain=plan.toolchain,
+            harness=plan.harness,
+            started=_now(),
+            command=plan.command,
+            trial_mode=mode,
+            trials_planned=planned + extra,
+            builds={
+                str(build_id): {k: v for k, v in asdict(build).items() if k != "folder"}
+                for build_id, build in plan.builds.items()
+            },
+        )
+
+    def _why_not(self, cell: Cell) -> Classification | None:
+        """Why a cell has no trials: no build, or nothing for the variant to change."""
+        build = self._build(cell)
+        if build.outcome is not None:
+            return Classification(build.outcome, build.signature, build.reason)
+        if cell.variant.owned_stream and not build.owned_stream_needed:
+            reason = "not needed: this commit captures on a stream of its own already"
+            return Classification(Outcome.UNSUPPORTED, "not needed", reason)
+        return None
+
+    def _without_trials(self) -> Iterator[TrialFinished]:
+        """One event for each cell that cannot run, so that it is counted and says why."""
+        for cell in self.plan.matrix.cells:
+            why = self._why_not(cell)
+            if why is None:
+                continue
+            index = self._next_index
+            self._next_index += 1
+            build = self._build(cell)
+            evidence = {"kind": "build", "output": _last_lines(build.log)}
+            yield TrialFinished(
+                self.plan.run, index, cell.name, why.outcome, why.signature, why.reason,
+                build=build.key, evidence=evidence,
+            )  # fmt: skip
+
+    def _judge(self, finished: Finished) -> TrialFinished:
+        plan = self.plan
+        spec = finished.assignment.spec
+        cell = self._cells[spec.index]
+        build = self._build(cell)
+        result = finished.result
+        recipe = result.get("recipe") or ""
+        digests = tuple(result.get("digests", ()))
+        instrumented = BuildId.of(cell).kind is not BuildKind.STOCK
+        evidence = replace(
+            finished.evidence,
+            expected_platform=plan.device.kind,
+            missing_handlers=self._missing(cell, build, recipe, finished) if instrumented else (),
+            digest=_worst(digests, self._references.get((cell.program, recipe))),
+            reference_digest=self._references.get((cell.program, recipe)),
+        )
+        verdict = classify(evidence)
+        if cell.name.startswith("reference: ") or cell.is_reference:
+            self._note_reference(cell, recipe, digests, verdict)
+        shown = asdict(evidence)
+        shown["output"] = _last_lines(evidence.output)
+        shown["device"] = finished.facts
+        shown["background_error"] = result.get("background_error", "")
+        return TrialFinished(
+            run=plan.run,
+            index=spec.index,
+            cell=cell.name,
+            outcome=verdict.outcome,
+            signature=verdict.signature,
+            reason=verdict.reason,
+            seconds=finished.seconds,
+            device=finished.device,
+            build=build.key,
+            recipe=recipe,
+            digests=digests,
+            background_updates=int(result.get("updates", 0)),
+            handlers=finished.handlers if instrumented else None,
+            times=result.get("times", {}),
+            evidence=shown,
+            log=os.path.basename(spec.log),
+        )
+
+    def _note_reference(
+        self, cell: Cell, recipe: str, digests: tuple[str, ...], verdict: Classification
+    ) -> None:
+        """The first clean reference of a program and recipe fixes what its bits must be."""
+        key = (cell.program, recipe)
+        if verdict.outcome is Outcome.PASS and key not in self._references:
+            self._references[key] = digests[0] if len(set(digests)) == 1 else None
+
+    def _missing(
+        self, cell: Cell, build: PreparedBuild, recipe: str, finished: Finished
+    ) -> tuple[str, ...]:
+        """Handlers that the program must enter and this build has, but that were not entered."""
+        if build.initialize is None or not recipe:
+            return ()
+        capability = tuple(finished.facts.get("compute_capability", (0, 0)))
+        expected = self.plan.expected_handlers(
+            cell.program, Recipe(recipe), (capability[0], capability[1])
+        )
+        entered = {
+            name.removesuffix("FFI").removesuffix("Initialize") for name in finished.handlers
+        }
+        if not set(build.initialize) & set(expected):
+            return tuple(expected)
+        return tuple(h for h in expected if h in build.initialize and h not in entered)
+
+    def _replace(self, finished: Finished, event: TrialFinished) -> None:
+        """Give a trial that infrastructure cost a second chance, as a new trial of its cell."""
+        index = finished.assignment.spec.index
+        if event.outcome is Outcome.INFRA_ERROR and self._attempts[index] == 1:
+            self._queue.append(self._assign(self._cells[index], attempt=2))
+
+    def _hopeless(self) -> bool:
+        """True when the first trials all met the infrastructure and none counted."""
+        ran = [t for t in self.fold.trials.values() if t.evidence.get("kind") != "build"]
+        infra = [t for t in ran if t.outcome is Outcome.INFRA_ERROR]
+        return len(infra) >= min(HOPELESS, max(1, len(self._cells))) and len(infra) == len(ran)
+
+    def _verdict(self) -> tuple[str, str]:
+        if self._hopeless():
+            last = max(self.fold.trials.values(), key=lambda t: t.index)
+            infra = [t for t in self.fold.trials.values() if t.outcome is Outcome.INFRA_ERROR] or [
+                last
+            ]
+            return "failed", f"could not run: {infra[0].reason}"
+        return "complete", ""
+
+
+def _worst(digests: tuple[str, ...], reference: str | None) -> str | None:
+    """The digest that differs from the reference if one does, else the first."""
+    for digest in digests:
+        if reference is not None and digest != reference:
+            return digest
+    return digests[0] if digests else None
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(text.splitlines()[-LOG_LINES:])[-6000:]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def default_parallel(device: Device, memory_gib: float, cores: int) -> int:
+    """Trials at a time on one device.
+
+    A trial on CUDA holds a context, a few buffers and the libraries' workspaces (about 2 GiB in
+    all) and is bound by the host while it creates its context, so cores and memory limit it; past
+    16 there was nothing to gain on an H200. An emulated trial is two busy threads.
+    """
+    if device.emulated:
+        return max(1, cores)
+    return max(1, min(16, cores, int(memory_gib // 2)))
+
+
+__all__ = [
+    "HARNESS",
+    "BuildId",
+    "Plan",
+    "PreparedBuild",
+    "Run",
+    "builds_of",
+    "default_parallel",
+    "resolve_recipe",
+]

@@ -1,0 +1,87 @@
+"""What is tracked: where its commits come from, how one is built, and where its trials run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from runner.device import HostDevices
+from runner.errors import SubjectError
+from runner.matrix import Program, Recipe
+from runner.result import Commit
+from runner.run import BuildId, PreparedBuild
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user names: a ref or pull request, pull requests to merge, or a release's version."""
+
+    ref: str = ""
+    version: str = ""
+    pulls: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where a subject keeps what it fetches and builds; store may be any fsspec URL."""
+
+    cache: Path
+    store: str
+
+
+class Subject(Protocol):
+    """One tracked project."""
+
+    name: str
+    toolchain_name: str
+
+    def resolve(self, request: Request) -> Commit:
+        """The commit that a request names. Raises RefError."""
+        ...
+
+    def build(self, commit: Commit, build_id: BuildId) -> PreparedBuild:
+        """Build it, or take it from the store.
+
+        A commit that does not build, and a variant that does not apply, are results: the build
+        then has an outcome and no folder. Raises InfrastructureError where this host cannot build.
+        """
+        ...
+
+    def devices(self, wanted: Sequence[str]) -> HostDevices:
+        """The devices of this host that its trials run on."""
+        ...
+
+    def expected_handlers(
+        self, program: Program, recipe: Recipe, compute_capability: tuple[int, int]
+    ) -> tuple[str, ...]:
+        """The initialize handlers that the program enters, where the commit has them."""
+        ...
+
+
+NAMES = ("demo", "te")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a subject is opened: `repository` is a git URL or a folder, empty for the subject's own."""
+
+    folders: Folders
+    repository: str = ""
+    toolchain: str = ""
+    architecture: str = ""
+    jobs: int = field(default=2)
+
+
+def open_subject(name: str, options: Options) -> Subject:
+    """The subject of that name. Raises SubjectError."""
+    if name == "demo":
+        from runner.demo_subject import DemoSubject
+
+        return DemoSubject(options)
+    if name == "te":
+        from runner.te_subject import TeSubject
+
+        return TeSubject(options)
+    raise SubjectError(f"--subject: unknown {name!r}; known: {', '.join(NAMES)}")

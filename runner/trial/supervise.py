@@ -1,0 +1,367 @@
+"""Outside the sandbox: hands trials to parents, owns the deadlines, collects what each left."""
+
+from __future__ import annotations
+
+import json
+import queue
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.errors import InfrastructureError
+from runner.outcome import Evidence
+from runner.sandbox.base import ParentHandle, Sandbox
+from runner.trial.program import ParentConfig, TrialSpec
+
+LOG_BYTES = 200_000
+"""How much of either end of a trial's log is read."""
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds after which a trial is ended.
+
+    start: until its first execution. progress: without a sign of life once it executes.
+    trial: in all. ready: for a parent to import its subject.
+    """
+
+    start: float = 300.0
+    progress: float = 10.0
+    trial: float = 900.0
+    ready: float = 300.0
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A trial with the parent that it needs (its device filled in by the lane that takes it)."""
+
+    spec: TrialSpec
+    build_dir: str
+    registration: str
+
+
+@dataclass
+class Finished:
+    """What one trial left. `facts` is its device, `result` the child's own report, if it made one."""
+
+    assignment: Assignment
+    device: str
+    evidence: Evidence
+    seconds: float
+    facts: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)
+    handlers: tuple[str, ...] = ()
+    fresh_reason: str = ""
+
+
+@dataclass
+class _Running:
+    assignment: Assignment
+    parent: _Parent
+    started: float
+    progressed: float
+    stage: str = ""
+    executing: bool = False
+    killed: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)
+    updates: int = 0
+
+
+@dataclass
+class _Parent:
+    config: ParentConfig
+    handle: ParentHandle
+    started: float
+    pending: bytes = b""
+    ready: bool = False
+    error: str = ""
+    fresh_reason: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+ConfigFor = Callable[[Assignment, str], ParentConfig]
+
+
+class Lane:
+    """The trials of one device: K at a time, over one parent for each build and registration."""
+
+    def __init__(
+        self,
+        device: str,
+        parallel: int,
+        sandbox: Sandbox,
+        config_for: ConfigFor,
+        deadlines: Deadlines,
+        on_ready: Callable[[dict[str, str], str], None],
+    ) -> None:
+        self.device = device
+        self._parallel = parallel
+        self._sandbox = sandbox
+        self._config_for = config_for
+        self._deadlines = deadlines
+        self._on_ready = on_ready
+        self._parents: dict[tuple[str, str], _Parent] = {}
+        self._running: dict[int, _Running] = {}
+
+    def run(
+        self,
+        take: Callable[[], Assignment | None],
+        emit: Callable[[Finished], None],
+        stopped: threading.Event,
+    ) -> None:
+        """Run what `take` gives until it gives None and nothing runs, or until `stopped`."""
+        while not stopped.is_set():
+            while len(self._running) < self._parallel and (assignment := take()):
+                self._start(assignment, emit)
+            if not self._running:
+                return
+            self._wait(emit)
+
+    def close(self) -> None:
+        """End every parent and its trials."""
+        for parent in self._parents.values():
+            parent.handle.close()
+        self._parents.clear()
+        self._running.clear()
+
+    def _start(self, assignment: Assignment, emit: Callable[[Finished], None]) -> None:
+        key = (assignment.build_dir, assignment.registration)
+        now = time.monotonic()
+        try:
+            parent = self._parents.get(key) or self._start_parent(key, assignment)
+        except InfrastructureError as error:
+            evidence = Evidence(stage="start", output=str(error), error=str(error))
+            emit(Finished(assignment, self.device, evidence, 0.0))
+            return
+        running = _Running(assignment, parent, now, now)
+        self._running[assignment.spec.index] = running
+        if parent.ready:
+            self._send_start(running)
+
+    def _start_parent(self, key: tuple[str, str], assignment: Assignment) -> _Parent:
+        config = self._config_for(assignment, self.device)
+        parent = _Parent(config, self._sandbox.start(config), time.monotonic())
+        self._parents[key] = parent
+        return parent
+
+    def _send_start(self, running: _Running) -> None:
+        spec = running.assignment.spec
+        running.started = running.progressed = time.monotonic()
+        running.parent.handle.send({"op": "start", "spec": _as_json(spec)})
+
+    def _wait(self, emit: Callable[[Finished], None]) -> None:
+        with selectors.DefaultSelector() as selector:
+            for key, parent in self._parents.items():
+                selector.register(parent.handle.fileno(), selectors.EVENT_READ, (key, parent))
+            timeout = max(0.01, min(self._next_deadline() - time.monotonic(), 1.0))
+            ready = selector.select(timeout)
+        for selected, _ in ready:
+            key, parent = selected.data
+            data = parent.handle.read()
+            if not data:
+                self._lost(key, parent, emit)
+                continue
+            *lines, parent.pending = (parent.pending + data).split(b"\n")
+            for line in lines:
+                self._take_in(parent, json.loads(line), emit)
+        self._enforce(emit)
+
+    def _take_in(
+        self, parent: _Parent, event: dict[str, Any], emit: Callable[[Finished], None]
+    ) -> None:
+        kind = event["event"]
+        if kind == "ready":
+            parent.ready, parent.versions = True, event["versions"]
+            parent.fresh_reason = event["fresh_reason"]
+            self._on_ready(parent.versions, parent.fresh_reason)
+            for waiting in self._running.values():
+                if waiting.parent is parent:
+                    self._send_start(waiting)
+            return
+        if kind == "unready":
+            parent.error = event["error"]
+            return
+        running = self._running.get(event["trial"])
+        if running is None or running.parent is not parent:
+            return
+        running.progressed = time.monotonic()
+        if kind == "started":
+            parent.fresh_reason = event["fresh"]
+        elif kind == "stage":
+            running.stage = event["stage"]
+            running.executing = running.executing or running.stage == "execute"
+        elif kind == "device":
+            running.facts = {k: v for k, v in event.items() if k not in ("event", "trial")}
+        elif kind == "beat":
+            running.updates = event["updates"]
+        elif kind == "result":
+            running.result = {k: v for k, v in event.items() if k not in ("event", "trial")}
+        elif kind == "exit":
+            del self._running[event["trial"]]
+            emit(self._finish(running, event["exit_status"], event["signal"]))
+
+    def _lost(
+        self, key: tuple[str, str], parent: _Parent, emit: Callable[[Finished], None]
+    ) -> None:
+        """The parent is gone: what it ran is lost, and the next trial gets a new one."""
+        del self._parents[key]
+        words = parent.error or f"the parent of this trial is gone\n{parent.handle.last_words()}"
+        parent.handle.close()
+        for index, running in list(self._running.items()):
+            if running.parent is parent:
+                del self._running[index]
+                running.result.setdefault("error", words)
+                emit(self._finish(running, None, None, lost=True))
+
+    def _next_deadline(self) -> float:
+        return min((self._deadline(r)[0] for r in self._running.values()), default=float("inf"))
+
+    def _deadline(self, running: _Running) -> tuple[float, str]:
+        limits = self._deadlines
+        if not running.parent.ready:
+            return running.parent.started + limits.ready, "the parent was not ready in time"
+        whole = (running.started + limits.trial, f"not finished after {limits.trial:g} s")
+        if running.executing:
+            quiet = f"no sign of life for {limits.progress:g} s in stage {running.stage!r}"
+            return min(whole, (running.progressed + limits.progress, quiet))
+        late = f"not executing after {limits.start:g} s, in stage {running.stage!r}"
+        return min(whole, (running.started + limits.start, late))
+
+    def _enforce(self, emit: Callable[[Finished], None]) -> None:
+        now = time.monotonic()
+        for running in list(self._running.values()):
+            deadline, reason = self._deadline(running)
+            if now < deadline or running.killed:
+                continue
+            running.killed = reason
+            if running.parent.ready:
+                command = {"op": "kill", "trial": running.assignment.spec.index}
+                running.parent.handle.send(command)
+            else:
+                key = next(k for k, p in self._parents.items() if p is running.parent)
+                self._lost(key, running.parent, emit)
+
+    def _finish(
+        self,
+        running: _Running,
+        exit_status: int | None,
+        signal: int | None,
+        lost: bool = False,
+    ) -> Finished:
+        spec, result = running.assignment.spec, running.result
+        background = result.get("background_error", "")
+        alive = tuple(result.get("threads_alive", ()))
+        if running.killed and not result:
+            alive = _threads_at(running.stage, spec.background)
+        evidence = Evidence(
+            exit_status=exit_status,
+            signal=signal,
+            killed=bool(running.killed),
+            finished=bool(result.get("finished")),
+            stage="start" if lost and not running.stage else running.stage.removesuffix(" again"),
+            output=_read_log(Path(spec.log)) if spec.log else "",
+            error=result.get("error", "") or background or running.killed,
+            stale_rows=result.get("stale_rows"),
+            threads_alive=alive,
+            platform=running.facts.get("platform"),
+        )
+        trace = Path(spec.trace)
+        handlers = sorted(set(trace.read_text().split())) if trace.is_file() else []
+        return Finished(
+            assignment=running.assignment,
+            device=self.device,
+            evidence=evidence,
+            seconds=round(time.monotonic() - running.started, 3),
+            facts=running.facts,
+            result={"updates": running.updates, **result},
+            handlers=tuple(handlers),
+            fresh_reason=running.parent.fresh_reason,
+        )
+
+
+def _threads_at(stage: str, background: bool) -> tuple[str, ...]:
+    """Which threads cannot have finished when a trial is killed in that stage."""
+    if stage == "background":
+        return ("background",)
+    return ("main", "background") if background else ("main",)
+
+
+class Supervisor:
+    """Spreads assignments over the lanes, a thread for each, and yields trials as they finish.
+
+    Parents stay up between two calls of `run`, until `close`.
+    """
+
+    def __init__(self, lanes: list[Lane]) -> None:
+        self._lanes = lanes
+
+    def run(self, assignments: deque[Assignment]) -> Iterator[Finished]:
+        """Yield each finished trial. The caller may append to `assignments` meanwhile.
+
+        Closing the generator (or an exception in its caller) stops every lane before it returns.
+        """
+        finished: queue.Queue[Finished | BaseException | Lane] = queue.Queue()
+        stopped = threading.Event()
+
+        def take() -> Assignment | None:
+            try:
+                return assignments.popleft()
+            except IndexError:
+                return None
+
+        def work(lane: Lane) -> None:
+            try:
+                lane.run(take, finished.put, stopped)
+            except BaseException as error:
+                finished.put(error)
+            finally:
+                finished.put(lane)
+
+        threads: dict[Lane, threading.Thread] = {}
+        try:
+            while True:
+                for lane in self._lanes:
+                    if assignments and lane not in threads:
+                        threads[lane] = threading.Thread(target=work, args=(lane,))
+                        threads[lane].start()
+                if not threads and finished.empty():
+                    return
+                item = finished.get()
+                if isinstance(item, Lane):
+                    threads.pop(item).join()
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    yield item
+        finally:
+            stopped.set()
+            for thread in threads.values():
+                thread.join()
+
+    def close(self) -> None:
+        """End every parent and every trial."""
+        for lane in self._lanes:
+            lane.close()
+
+
+def _as_json(spec: TrialSpec) -> dict[str, Any]:
+    return {**vars(spec), "environment": dict(spec.environment)}
+
+
+def _read_log(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    with path.open("rb") as log:
+        size = log.seek(0, 2)
+        log.seek(0)
+        if size <= 2 * LOG_BYTES:
+            return log.read().decode(errors="replace")
+        head = log.read(LOG_BYTES)
+        log.seek(size - LOG_BYTES)
+        return (head + b"\n[...]\n" + log.read()).decode(errors="replace")
