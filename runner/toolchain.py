@@ -1,0 +1,433 @@
+"""Toolchains: the named set of Python, JAX, CUDA libraries and compiler that a build uses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from runner.errors import InfrastructureError, ToolchainError
+
+DEFAULT = "cu13-jax011"
+FOLDER = Path(__file__).parent / "toolchains"
+
+_HEADERS_DISK = 4 * 2**30
+_CORE_DISK = 3 * 2**30
+_INTERPRETER_FACTS = """
+import json, sys, sysconfig
+print(json.dumps({
+    "version": "%d.%d" % sys.version_info[:2],
+    "include": sysconfig.get_path("include"),
+    "suffix": sysconfig.get_config_var("EXT_SUFFIX"),
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """One toolchain file: `headers` and `core` map a package of the index to its pinned version."""
+
+    name: str
+    python: str
+    compiler: str
+    compiler_versions: SpecifierSet
+    cuda: str
+    architectures: tuple[str, ...]
+    headers: Mapping[str, str]
+    core: Mapping[str, str]
+
+    @property
+    def cuda_major(self) -> int:
+        return int(self.cuda.split(".")[0])
+
+    def extension_identity(self) -> dict[str, str]:
+        """What of the toolchain enters the build key of a JAX extension."""
+        return {"python": self.python, "compiler": self.compiler, **self.headers}
+
+    def core_identity(self) -> dict[str, str]:
+        """What of the toolchain enters the build key of a core library."""
+        return {"cuda": self.cuda, "compiler": self.compiler, **self.headers, **self.core}
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python that extensions can be compiled for."""
+
+    executable: Path
+    version: str
+    include: Path
+    extension_suffix: str
+
+    @property
+    def has_headers(self) -> bool:
+        return (self.include / "Python.h").is_file()
+
+
+@dataclass(frozen=True)
+class ToolchainEnv:
+    """A toolchain whose packages are installed; `site` is their site-packages folder."""
+
+    toolchain: Toolchain
+    interpreter: Interpreter
+    compiler: Path
+    compiler_version: str
+    root: Path
+    site: Path
+
+    @property
+    def cuda_home(self) -> Path:
+        return self.site / "nvidia" / f"cu{self.toolchain.cuda_major}"
+
+    @property
+    def cudnn(self) -> Path:
+        return self.site / "nvidia" / "cudnn"
+
+    @property
+    def nccl(self) -> Path:
+        return self.site / "nvidia" / "nccl"
+
+    @property
+    def nccl_library(self) -> Path:
+        return self.nccl / "lib" / "libnccl.so.2"
+
+    @property
+    def cudnn_frontend_include(self) -> Path:
+        return self.site / "include"
+
+    @property
+    def include_dirs(self) -> tuple[Path, ...]:
+        """Where the headers of everything that is not TransformerEngine's own are."""
+        return (
+            self.site / "jaxlib" / "include",
+            self.site / "pybind11" / "include",
+            self.cuda_home / "include",
+            self.cuda_home / "include" / "cccl",
+            self.cudnn / "include",
+            self.nccl / "include",
+            self.cudnn_frontend_include,
+            self.interpreter.include,
+        )
+
+
+def available() -> list[str]:
+    """Names of the toolchains that come with Racewatch."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load(name_or_path: str = DEFAULT) -> Toolchain:
+    """Read a toolchain by name, or from a TOML file of the user's own."""
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        path = FOLDER / f"{name_or_path}.toml"
+        if name_or_path not in available():
+            raise ToolchainError(
+                f"toolchain {name_or_path!r} is unknown: choose one of {', '.join(available())}, "
+                "or give the path of a .toml file"
+            )
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ToolchainError(
+            f"toolchain {path}: the file cannot be read ({error.strerror})"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ToolchainError(f"toolchain {path}: not valid TOML: {error}") from error
+    return parse(document, str(path))
+
+
+def parse(document: Mapping[str, object], where: str) -> Toolchain:
+    """Check a toolchain document; each error names the file, the key and the value."""
+    return _Fields(document, where).toolchain()
+
+
+class _Fields:
+    """Typed access to one toolchain document, refusing what is missing, mistyped or unknown."""
+
+    _KEYS = frozenset(
+        {
+            "name",
+            "python",
+            "compiler",
+            "compiler-versions",
+            "cuda",
+            "architectures",
+            "headers",
+            "core",
+        }
+    )
+
+    def __init__(self, document: Mapping[str, object], where: str) -> None:
+        self._document = document
+        self._where = where
+
+    def toolchain(self) -> Toolchain:
+        unknown = sorted(set(self._document) - self._KEYS)
+        if unknown:
+            self._refuse(unknown[0], f"unknown key; known are {', '.join(sorted(self._KEYS))}")
+        return Toolchain(
+            name=self._text("name", r"[A-Za-z0-9][A-Za-z0-9._-]*"),
+            python=self._text("python", r"3\.\d+"),
+            compiler=self._text("compiler", r"\S+"),
+            compiler_versions=self._specifiers("compiler-versions"),
+            cuda=self._text("cuda", r"\d+\.\d+"),
+            architectures=self._architectures("architectures"),
+            headers=self._pins("headers"),
+            core=self._pins("core"),
+        )
+
+    def _refuse(self, key: str, reason: str) -> None:
+        raise ToolchainError(f"toolchain {self._where}: {key}: {reason}")
+
+    def _value(self, key: str) -> object:
+        if key not in self._document:
+            self._refuse(key, "this key is missing")
+        return self._document[key]
+
+    def _text(self, key: str, pattern: str) -> str:
+        value = self._value(key)
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            self._refuse(key, f"must be a string like {pattern}, got {value!r}")
+        return str(value)
+
+    def _specifiers(self, key: str) -> SpecifierSet:
+        value = self._text(key, r".*")
+        try:
+            return SpecifierSet(value)
+        except InvalidSpecifier as error:
+            raise ToolchainError(
+                f"toolchain {self._where}: {key}: not a version range: {value!r}"
+            ) from error
+
+    def _architectures(self, key: str) -> tuple[str, ...]:
+        value = self._value(key)
+        if (
+            not isinstance(value, list)
+            or not value
+            or not all(isinstance(item, str) and re.fullmatch(r"\d{2,3}", item) for item in value)
+        ):
+            self._refuse(key, f'must be a list such as ["90"], got {value!r}')
+        assert isinstance(value, list)
+        return tuple(value)
+
+    def _pins(self, key: str) -> dict[str, str]:
+        value = self._value(key)
+        if not isinstance(value, dict):
+            self._refuse(key, f"must be a table of package = version, got {value!r}")
+        assert isinstance(value, dict)
+        for package, version in value.items():
+            try:
+                Version(version if isinstance(version, str) else "")
+            except InvalidVersion:
+                self._refuse(f"{key}.{package}", f"must be one exact version, got {version!r}")
+        return dict(sorted(value.items()))
+
+
+def problems(toolchain: Toolchain, cache: Path) -> list[str]:
+    """One sentence for each thing that this host lacks to use the toolchain; empty when ready."""
+    found = [_platform_problem(), _compiler_problem(toolchain), _python_problem(toolchain)]
+    if not _marker(_root(toolchain, cache), "headers").exists():
+        found.append(_disk_problem(cache, _HEADERS_DISK, f"toolchain {toolchain.name}"))
+    return [problem for problem in found if problem is not None]
+
+
+def prepare(toolchain: Toolchain, cache: Path) -> ToolchainEnv:
+    """Install what an extension is compiled against, once per cache folder."""
+    missing = problems(toolchain, cache)
+    if missing:
+        raise InfrastructureError(f"toolchain {toolchain.name}: " + "; ".join(missing))
+    interpreter = find_interpreter(toolchain.python)
+    compiler = shutil.which(toolchain.compiler)
+    assert interpreter is not None
+    assert compiler is not None
+    root = _root(toolchain, cache)
+    _install(interpreter, root, "headers", toolchain.headers)
+    return ToolchainEnv(
+        toolchain=toolchain,
+        interpreter=interpreter,
+        compiler=Path(compiler),
+        compiler_version=_compiler_version(compiler),
+        root=root,
+        site=root / "lib" / f"python{toolchain.python}" / "site-packages",
+    )
+
+
+def prepare_core(env: ToolchainEnv) -> None:
+    """Install what a core built from source needs besides, and lay it out as a CUDA toolkit."""
+    root = env.root
+    if not _marker(root, "core").exists():
+        problem = _disk_problem(root, _CORE_DISK, f"toolchain {env.toolchain.name}, core")
+        if problem is not None:
+            raise InfrastructureError(problem)
+    _install(env.interpreter, root, "core", env.toolchain.core)
+    with FileLock(f"{root}.lock"):
+        _link_as_toolkit(env.cuda_home)
+
+
+def find_interpreter(version: str) -> Interpreter | None:
+    """A Python of this version on this host, one with headers before one without."""
+    found = [
+        facts
+        for executable in _candidates(version)
+        if (facts := _interrogate(executable)) is not None and facts.version == version
+    ]
+    return next((each for each in found if each.has_headers), found[0] if found else None)
+
+
+def _candidates(version: str) -> Iterator[Path]:
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+        yield Path(sys.executable)
+    on_path = shutil.which(f"python{version}")
+    if on_path:
+        yield Path(on_path)
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    yield from sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"))
+    uv = shutil.which("uv")
+    if uv:
+        listed = subprocess.run(
+            [uv, "python", "find", version], capture_output=True, text=True, check=False
+        )
+        if listed.returncode == 0:
+            yield Path(listed.stdout.strip())
+
+
+def _interrogate(executable: Path) -> Interpreter | None:
+    """Ask an interpreter what it is; None where it does not run (a version manager's shim)."""
+    try:
+        answer = subprocess.run(
+            [executable, "-I", "-c", _INTERPRETER_FACTS],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return None
+    if answer.returncode != 0:
+        return None
+    facts = json.loads(answer.stdout)
+    return Interpreter(executable, facts["version"], Path(facts["include"]), facts["suffix"])
+
+
+def _platform_problem() -> str | None:
+    if sys.platform == "linux" and platform.machine() in {"x86_64", "aarch64"}:
+        return None
+    return (
+        f"this host is {sys.platform} on {platform.machine()}, and CUDA's packages exist only for "
+        "Linux on x86_64 or aarch64"
+    )
+
+
+def _compiler_version(compiler: str) -> str:
+    answer = subprocess.run(
+        [compiler, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, check=False
+    )
+    return answer.stdout.strip()
+
+
+def _compiler_problem(toolchain: Toolchain) -> str | None:
+    compiler = shutil.which(toolchain.compiler)
+    if compiler is None:
+        return f"no compiler: {toolchain.compiler} is not on PATH, install it (package g++)"
+    version = _compiler_version(compiler)
+    try:
+        fits = Version(version) in toolchain.compiler_versions
+    except InvalidVersion:
+        return f"{compiler} does not tell its version (got {version!r}): it is no C++ compiler"
+    if fits:
+        return None
+    return f"{compiler} is version {version}, the toolchain needs {toolchain.compiler_versions}"
+
+
+def _python_problem(toolchain: Toolchain) -> str | None:
+    interpreter = find_interpreter(toolchain.python)
+    if interpreter is None:
+        return (
+            f"no Python {toolchain.python}: install it so that python{toolchain.python} is on "
+            "PATH, or with pyenv or uv"
+        )
+    if interpreter.has_headers:
+        return None
+    return (
+        f"Python {toolchain.python} at {interpreter.executable} has no headers "
+        f"({interpreter.include}/Python.h), install its development package"
+    )
+
+
+def _disk_problem(folder: Path, needed: int, what: str) -> str | None:
+    existing = next(
+        path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()
+    )
+    free = shutil.disk_usage(existing).free
+    if free >= needed:
+        return None
+    return (
+        f"{what} needs {needed / 2**30:.0f} GiB below {folder}, where {free / 2**30:.1f} GiB are "
+        "free; free some, or choose another cache folder"
+    )
+
+
+def _root(toolchain: Toolchain, cache: Path) -> Path:
+    """One folder for each content: an edited toolchain never meets an older one's packages."""
+    identity = json.dumps(
+        toolchain.core_identity() | toolchain.extension_identity(), sort_keys=True
+    )
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
+    return cache.absolute() / "toolchains" / f"{toolchain.name}-{digest}"
+
+
+def _marker(root: Path, group: str) -> Path:
+    return root / f".racewatch-{group}"
+
+
+def _install(interpreter: Interpreter, root: Path, group: str, pins: Mapping[str, str]) -> None:
+    """Install pinned packages; the marker, written last, says that all of them are there."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{root}.lock"):
+        if _marker(root, group).exists():
+            return
+        if group == "headers":
+            shutil.rmtree(root, ignore_errors=True)  # what an interrupted preparation left
+            _run_or_refuse(
+                [interpreter.executable, "-m", "venv", root],
+                f"Python {interpreter.version} at {interpreter.executable} cannot make a virtual "
+                "environment",
+            )
+        requirements = [f"{package}=={version}" for package, version in pins.items()]
+        _run_or_refuse(
+            [root / "bin" / "python", "-m", "pip", "install", "--no-deps", *requirements],
+            f"the packages of the toolchain's [{group}] table cannot be installed",
+        )
+        _marker(root, group).write_text("\n".join(requirements) + "\n", encoding="utf-8")
+
+
+def _run_or_refuse(command: Iterable[str | Path], sentence: str) -> None:
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
+        raise InfrastructureError(f"{sentence}: {errors[-1] if errors else 'no output'}")
+
+
+def _link_as_toolkit(cuda_home: Path) -> None:
+    """Give the wheels' folder the names that a linker and CMake look for in a CUDA toolkit."""
+    lib = cuda_home / "lib"
+    for library in sorted(lib.glob("lib*.so.*")):
+        plain = lib / (library.name.partition(".so.")[0] + ".so")
+        if not plain.exists():
+            plain.symlink_to(library.name)
+    if not (cuda_home / "lib64").exists():
+        (cuda_home / "lib64").symlink_to("lib")
