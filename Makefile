@@ -36,7 +36,7 @@ requirements:
 	build/pip-tools/bin/pip install --quiet pip-tools
 	build/pip-tools/bin/pip-compile --quiet --strip-extras --allow-unsafe --generate-hashes \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header \
-	  --group dev --output-file requirements/dev.txt pyproject.toml
+	  --extra dev --output-file requirements/dev.txt pyproject.toml
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
