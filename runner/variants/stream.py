@@ -25,7 +25,8 @@ _BEGIN = re.compile(r"\bcudaStreamBeginCapture\w*")
 _END = "cudaStreamEndCapture"
 DEFINE = "XLA_FFI_DEFINE_HANDLER_SYMBOL"
 _GROUP = re.compile(
-    r"(?:(?:static|reinterpret|const)_cast\s*<[^<>]*>|(?:std\s*::\s*)?move|cudaStream_t)?\s*[({]"
+    r"(?:(?:static|reinterpret|const)_cast\s*<[^<>]*>|(?:std\s*::\s*)?move|cudaStream_t"
+    r"|::racewatch::capture_stream)?\s*[({]"
 )
 _C_CAST = re.compile(r"\(\s*(?:const\s+)?cudaStream_t\s*\)")
 _GIVEN = "_before_racewatch"
@@ -192,7 +193,7 @@ def instrument(csrc: Mapping[str, str]) -> Instrumented:
             path=site.path,
             function=site.function.name,
             stream=sources[site.path].slice(site.stream),
-            parameter=site.parameter.name if site.parameter else None,
+            parameter=site.parameter.name.removesuffix(_GIVEN) if site.parameter else None,
         )
         for site in sites
     ]
