@@ -20,7 +20,7 @@ SCHEMA = 1
 HARNESS_FILES = (
     "__init__.py",
     "errors.py",
-    "outcome.py",
+    "outcome*.py",
     "matrix.py",
     "rates.py",
     "result.py",
@@ -35,7 +35,6 @@ HARNESS_FILES = (
     "variants/names.py",
 )
 """What of `runner` a node needs, carried verbatim; all of it imports the standard library only."""
-OPTIONAL_HARNESS_FILES = ("outcome_rules.py",)
 EPOCH = 0
 """Time of every member, so that the same content gives the same file."""
 
@@ -101,9 +100,6 @@ def _lay_out(
             raise InfrastructureError(f"bundle: this installation lacks runner/{pattern}")
         for source in found:
             _copy(source, tree / "runner" / source.relative_to(ROOT))
-    for name in OPTIONAL_HARNESS_FILES:
-        if (ROOT / name).is_file():
-            _copy(ROOT / name, tree / "runner" / name)
     # On the node only names are parsed, nothing is transformed.
     (tree / "runner" / "variants" / "__init__.py").touch()
     _copy(ROOT / "node.py", tree / "run.py")

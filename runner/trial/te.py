@@ -311,7 +311,7 @@ def _softmax_router(recipe: str, capability: tuple[int, int]) -> tuple[Function,
             1, ScalingMode.CURRENT_TENSOR_SCALING, jnp.float8_e4m3fn, QuantizeLayout.ROWWISE_COLWISE
         )
         tensor, dbias = tex.quantize_dbias(x, quantizer=quantizer)
-        rowwise = tensor.get_rowwise_tensor()
+        rowwise = tensor.rowwise_tensor
         scale = rowwise.scale_inv.astype(jnp.float32).reshape((1,))
         # TE's Python side dequantizes without this FFI; the handler is still registered and tested.
         back = jax.ffi.ffi_call("te_dequantize_ffi", jax.ShapeDtypeStruct(x.shape, x.dtype))(

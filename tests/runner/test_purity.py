@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.bundle import HARNESS_FILES, OPTIONAL_HARNESS_FILES
+from runner.bundle import HARNESS_FILES
 
 ROOT = Path(__file__).parents[2]
 CARRIED = sorted(
@@ -16,7 +16,7 @@ CARRIED = sorted(
         .as_posix()
         .replace("/", ".")
         .removesuffix(".__init__")
-        for pattern in (*HARNESS_FILES, *OPTIONAL_HARNESS_FILES)
+        for pattern in HARNESS_FILES
         for path in (ROOT / "runner").glob(pattern)
         if path.suffix == ".py"
     }
@@ -26,7 +26,7 @@ CARRIED = sorted(
 @pytest.mark.parametrize("module", CARRIED)
 def test_a_carried_module_imports_the_standard_library_only(module: str, tmp_path: Path) -> None:
     # A copy of what is carried, so that nothing else of the repository can be imported.
-    for pattern in (*HARNESS_FILES, *OPTIONAL_HARNESS_FILES):
+    for pattern in HARNESS_FILES:
         for source in (ROOT / "runner").glob(pattern):
             target = tmp_path / "runner" / source.relative_to(ROOT / "runner")
             target.parent.mkdir(parents=True, exist_ok=True)
