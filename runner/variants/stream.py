@@ -18,8 +18,8 @@ from runner.errors import VariantError
 from runner.variants.cpp import Function, Insertion, Invocation, Parameter, Source, Span, insert
 
 NO_CAPTURE = (
-    "this commit has no stream capture in the FFI initialize stage "
-    "(TransformerEngine has one since PR 2219)"
+    "this commit has no stream capture in the FFI initialize stage, which TransformerEngine's "
+    "PR 2219 brought, so there is nothing to hold open or to move to another stream"
 )
 _BEGIN = re.compile(r"\bcudaStreamBeginCapture\w*")
 _END = "cudaStreamEndCapture"
@@ -174,7 +174,7 @@ def instrument(csrc: Mapping[str, str]) -> Instrumented:
     sources = parse(csrc)
     sites = list(_sites(sources))
     if not sites:
-        raise VariantError(NO_CAPTURE)
+        raise VariantError(_why_none(sources))
     edits: dict[str, list[Insertion]] = {}
     for site in sites:
         edits.setdefault(site.path, []).extend(_capture_edits(sources[site.path], site))
@@ -224,6 +224,13 @@ def _sites(sources: Mapping[str, Source]) -> Iterator[_Site]:
             continue
         for function in source.functions:
             yield from _sites_in(path, sources, function)
+
+
+def _why_none(sources: Mapping[str, Source]) -> str:
+    for path, source in sources.items():
+        if any(source.invocations(match.group()) for match in _BEGIN.finditer(source.code)):
+            return f"{path} begins a stream capture outside of any function that can be read"
+    return NO_CAPTURE
 
 
 def _sites_in(path: str, sources: Mapping[str, Source], function: Function) -> Iterator[_Site]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.variants.cpp import Function, Insertion, Source, Span, insert
@@ -194,6 +194,7 @@ DECOYS = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(DECOYS), st.lists(DECOYS), st.lists(DECOYS))
 def test_no_comment_string_or_bracket_hides_or_fakes_a_function(
     before: list[str], inside: list[str], after: list[str]
@@ -204,6 +205,7 @@ def test_no_comment_string_or_bracket_hides_or_fakes_a_function(
     assert text[found.body.start : found.body.end] == body
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab \n\\\"'/*#(){}[]<>;:,=R1if0els"))
 def test_any_text_is_scanned_line_for_line(text: str) -> None:
     source = Source(text)
@@ -216,6 +218,7 @@ def test_any_text_is_scanned_line_for_line(text: str) -> None:
         assert text[one.body.end - 1] == "}"
 
 
+@settings(deadline=None)
 @given(st.text(), st.lists(st.tuples(st.integers(0, 200), st.text())))
 def test_insertion_keeps_every_other_character(text: str, some: list[tuple[int, str]]) -> None:
     insertions = [Insertion(min(at, len(text)), new) for at, new in some]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.errors import VariantError
@@ -101,6 +101,9 @@ OWN = {
 }
 
 
+SHAPES: dict[str, str] = {**FROM_XLA, **OWN}
+
+
 def one(text: str) -> dict[str, str]:
     return {"extensions/ffi.h": text}
 
@@ -126,9 +129,9 @@ def test_the_result_names_each_capture() -> None:
     )
 
 
-@pytest.mark.parametrize("shape", {**FROM_XLA, **OWN})
+@pytest.mark.parametrize("shape", SHAPES)
 def test_applying_twice_changes_nothing(shape: str) -> None:
-    tree = one({**FROM_XLA, **OWN}[shape])
+    tree = one(SHAPES[shape])
     first = instrument(tree)
     second = instrument({**tree, **first.files})
     assert second.files == {}
@@ -143,6 +146,7 @@ def test_applying_twice_changes_nothing(shape: str) -> None:
         "// cudaStreamBeginCapture(stream, mode); cudaStreamEndCapture(stream, &graph);\n",
         'const char *help = "cudaStreamBeginCapture(stream, mode)";',
         "#if 0\n" + STOCK + "#endif\n",
+        "",
     ],
 )
 def test_a_commit_without_a_capture_is_refused_with_the_reason(text: str) -> None:
@@ -179,6 +183,13 @@ def test_a_capture_that_cannot_be_followed_is_refused_by_name(text: str, reason:
     with pytest.raises(VariantError, match="extensions/ffi") as caught:
         instrument(one(text))
     assert reason in str(caught.value)
+
+
+def test_a_capture_outside_of_functions_is_refused_by_file() -> None:
+    text = "auto load = [](cudaStream_t stream) {\n  " + BEGIN + REST.rstrip() + ";\n"
+    with pytest.raises(VariantError, match="extensions/ffi") as caught:
+        instrument(one(text))
+    assert "outside of any function" in str(caught.value)
 
 
 def test_every_function_that_calls_a_capture_reports_itself() -> None:
@@ -223,8 +234,9 @@ def is_subsequence(stock: str, text: str) -> bool:
     return all(char in rest for char in stock)
 
 
+@settings(deadline=None)
 @given(
-    shape=st.sampled_from(sorted({**FROM_XLA, **OWN})),
+    shape=st.sampled_from(sorted(SHAPES)),
     before=st.lists(
         st.sampled_from(
             ["// cudaStreamBeginCapture(\n", "int f() { return 1; }\n", "#include <a>\n", "\n"]
@@ -237,7 +249,7 @@ def is_subsequence(stock: str, text: str) -> bool:
 def test_only_insertions_wherever_the_capture_stands(
     shape: str, before: list[str], scopes: list[str]
 ) -> None:
-    text = "".join(before + scopes) + {**FROM_XLA, **OWN}[shape] + "}" * len(scopes)
+    text = "".join(before + scopes) + SHAPES[shape] + "}" * len(scopes)
     changed = instrument(one(text)).files["extensions/ffi.h"]
     assert is_subsequence(text, changed)
     assert changed.count("::racewatch::held(") == 1
@@ -305,17 +317,16 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiler is None:
         pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("shapes")
-    shapes = {**FROM_XLA, **OWN}
-    tree = {f"{name}.h": f"namespace {name} {{\n{shapes[name]}}}\n" for name in shapes}
-    main = '#include "cuda.h"\n' + "".join(f'#include "{name}.h"\n' for name in shapes)
+    tree = {f"{name}.h": f"namespace {name} {{\n{SHAPES[name]}}}\n" for name in SHAPES}
+    main = '#include "cuda.h"\n' + "".join(f'#include "{name}.h"\n' for name in SHAPES)
     main += "Status work(cudaStream_t s) { worked = s; return 0; }\n"
-    for name in shapes:
+    for name in SHAPES:
         main += (
             f"Status {name}_InitializeFFI(cudaStream_t xla) {{\n"
             f"  return {name}::capture(Work(work), xla);\n}}\n"
         )
     main += "int number(cudaStream_t s) { return int(s - streams); }\nint main() {\n"
-    for name in shapes:
+    for name in SHAPES:
         main += (
             f"  {name}_InitializeFFI(streams);\n"
             f'  std::printf("{name} %d %d %d", number(captured), number(ended), number(worked));\n'
@@ -339,7 +350,10 @@ def run(program: Path, environment: Mapping[str, str]) -> dict[str, Ran]:
         [program], env={**clean, **environment}, capture_output=True, text=True, check=True
     )
     rows = [line.split() for line in done.stdout.splitlines()]
-    return {row[0]: Ran(*map(int, row[1:5]), float(row[5])) for row in rows}
+    return {
+        name: Ran(int(captured), int(ended), int(worked), int(again), float(open_ms))
+        for name, captured, ended, worked, again, open_ms in rows
+    }
 
 
 def test_the_commits_own_stream_is_kept_by_default(program: Path) -> None:

@@ -182,8 +182,8 @@ def test_what_is_applied_to_a_folder_is_what_the_transform_says(
     folder = tmp_path / "csrc"
     shutil.copytree(te_csrc_dir, folder)
     applied = apply(kind, folder)
-    assert read(folder) == {**te_csrc, **transform(kind, te_csrc).files}
     assert applied == transform(kind, te_csrc)
+    assert read(folder) == {**te_csrc, **applied.files}
 
 
 def with_the_issues_patch(te_csrc: dict[str, str]) -> dict[str, str]:
