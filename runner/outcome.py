@@ -91,13 +91,17 @@ def classify(evidence: Evidence) -> Classification:
     """The one outcome that the evidence supports: facts count before texts, first errors first."""
     if evidence.kind == "build":
         return _classify_build(evidence)
-    log = read(evidence.output, evidence.error)
-    misplaced = _wrong_platform(evidence) or _fallback(evidence, log)
+    misplaced = _wrong_platform(evidence) or _fallback(evidence)
     if misplaced:
         return misplaced
     if _ended_clean(evidence):
-        return _classify_values(evidence, log)
-    return _classify_failure(evidence, log)
+        return _classify_values(evidence)
+    return _classify_failure(evidence, _read(evidence))
+
+
+def _read(evidence: Evidence) -> Log:
+    """The log, then the exception's text: a log that repeats it has the earlier place."""
+    return read(evidence.output, evidence.error)
 
 
 def _ended_clean(evidence: Evidence) -> bool:
@@ -127,11 +131,12 @@ def _wrong_platform(evidence: Evidence) -> Classification | None:
     return _infra(f"ran on {there}, not {asked}", "the cell asks for another platform")
 
 
-def _fallback(evidence: Evidence, log: Log) -> Classification | None:
+def _fallback(evidence: Evidence) -> Classification | None:
     """A log that tells of the CPU counts unless the platform itself is known to be right."""
     if evidence.platform and _platform(evidence.platform) in ("cuda", "emulated"):
         return None
     if not evidence.platform or not evidence.expected_platform:
+        log = _read(evidence)
         hit = first(told(log, rules.FALLBACK, Outcome.INFRA_ERROR))
         # A capture error can only come from a device, whatever else the log tells.
         if hit and not first(cuda_errors(log, ((Outcome.CAPTURE_ERROR, rules.CAPTURE),))):
@@ -144,11 +149,11 @@ def _fallback(evidence: Evidence, log: Log) -> Classification | None:
     return None
 
 
-def _classify_values(evidence: Evidence, log: Log) -> Classification:
+def _classify_values(evidence: Evidence) -> Classification:
     """A trial that ended clean is judged by its values; its log only explains wrong ones."""
     verdict = _unfinished_threads(evidence) or _wrong_values(evidence)
     if verdict:
-        cause = _root(evidence, log)
+        cause = _root(evidence, _read(evidence))
         return _of_hit(cause) if cause else verdict
     if evidence.reference_digest and not evidence.digest:
         return _infra("output not compared", "the output's digest is missing, so nothing is proven")
@@ -271,7 +276,7 @@ def _causes(evidence: Evidence, log: Log) -> Iterator[Hit]:
     for outcome, table in _TEXTS:
         yield from told(log, table, outcome)
     if _finished(evidence) and not evidence.error.strip():
-        return  # it got its device and its libraries, whatever it grumbled while it looked
+        return
     for outcome, table in _STARTUP_TEXTS:
         yield from told(log, table, outcome)
     if not _died_after_import(evidence):
@@ -305,7 +310,7 @@ def _uncaught(error: str) -> bool:
 def _classify_build(evidence: Evidence) -> Classification:
     if evidence.exit_status == 0 and evidence.signal is None and not evidence.killed:
         return Classification(Outcome.PASS, "", "it built")
-    log = read(evidence.output, evidence.error)
+    log = _read(evidence)
     hits = [
         (log.line(hit.start), rank, hit)
         for rank, hits in enumerate(_build_hits(log))
@@ -418,7 +423,6 @@ _CUDA: tuple[tuple[Outcome, tuple[rules.CudaError, ...]], ...] = (
     (Outcome.CRASH, rules.CUDA_CRASH),
 )
 _TEXTS: tuple[tuple[Outcome, tuple[rules.Rule, ...]], ...] = (
-    (Outcome.UNSUPPORTED, rules.UNSUPPORTED),
     (Outcome.INFRA_ERROR, rules.MEMORY),
     (Outcome.INFRA_ERROR, rules.HARDWARE),
     (Outcome.CRASH, rules.XID_OF_A_PROGRAM),
@@ -427,7 +431,9 @@ _TEXTS: tuple[tuple[Outcome, tuple[rules.Rule, ...]], ...] = (
     (Outcome.WRONG_OUTPUT, rules.WRONG_OUTPUT),
     (Outcome.DATA_LOSS, rules.DATA_LOSS),
 )
+# What keeps a trial from starting; one that finished had its device and its libraries.
 _STARTUP_TEXTS: tuple[tuple[Outcome, tuple[rules.Rule, ...]], ...] = (
+    (Outcome.UNSUPPORTED, rules.UNSUPPORTED),
     (Outcome.INFRA_ERROR, rules.DEVICE),
     (Outcome.INFRA_ERROR, rules.VERSIONS),
     (Outcome.INFRA_ERROR, rules.LIBRARIES),

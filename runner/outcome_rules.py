@@ -138,6 +138,12 @@ CUDA_INFRA = (
     ),
     CudaError(101, "cudaErrorInvalidDevice", "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"),
     CudaError(102, "cudaErrorDeviceNotLicensed", "CUDA_ERROR_DEVICE_NOT_LICENSED"),
+    CudaError(
+        200,
+        "cudaErrorInvalidKernelImage",
+        "CUDA_ERROR_INVALID_IMAGE",
+        "device kernel image is invalid",
+    ),
     # The build holds no code for this architecture: the build's fault, not the device's.
     CudaError(
         209,
@@ -245,16 +251,24 @@ _LACKS = (
 _ARCHITECTURE = (
     r"(?:sm[\W_]{0,3}\d|blackwell|hopper|ada\b|ada lovelace|ampere|rubin|[bh][123]00\b|gb[123]00\b)"
 )
+# `NVFP4 requires compute capability 10.0, using FP8` tells of a choice, not of an error.
+_NO_CHOICE = r"(?!.{0,60}[,;:.] (?:so )?using \w)"
 UNSUPPORTED = (
     _rule(
         "compute capability",
         "compute capabilit|compute_capabilit",
-        rf"compute.capabilit\w*(?=.{{0,60}}?{_LACKS})",
+        rf"compute.capabilit\w*(?=.{{0,60}}?{_LACKS}){_NO_CHOICE}",
     ),
     _rule(
         "compute capability",
         "compute capabilit|compute_capabilit",
-        rf"{_LACKS}.{{0,80}}?compute.capabilit",
+        rf"{_LACKS}.{{0,80}}?compute.capabilit{_NO_CHOICE}"
+        r"|compute.capabilit\w*\W{1,3}[\d.]+ ?< ?\d",
+    ),
+    _rule(
+        "architecture not supported",
+        "unsupported",
+        rf"unsupported (?:gpu |device |cuda )?(?:arch\w*)?:? \W?{_ARCHITECTURE}",
     ),
     _rule(
         "architecture required",
@@ -317,10 +331,10 @@ MEMORY = (
     ),
     _rule("{0}", "_alloc_failed", r"\b(cu(?:dnn|blas|solver|sparse)_status_alloc_failed)\b"),
     _rule(
-        "no more processes or threads",
-        "start new thread|temporarily unavailable|pthread_create|too many open files",
+        "no more processes, threads or files",
+        "start new thread|temporarily unavailable|pthread_create|too many open files|shared memory",
         r"can't start new thread|resource temporarily unavailable|pthread_create\b.{0,20}fail"
-        r"|\btoo many open files\b",
+        r"|\btoo many open files\b|\b(?:insufficient|out of) shared memory\b",
     ),
 )
 
@@ -333,9 +347,9 @@ HARDWARE = (
     _rule("GPU has fallen off the bus", "fallen off", r"\bfallen off (?:of )?the bus\b"),
     _rule(
         "GPU is lost",
-        "is lost|requires reset|uncorrectable",
+        "is lost|requires reset|uncorrectable|device handle for gpu",
         r"\b(?:gpu|device) is lost\b|\bgpu requires reset\b"
-        r"|\buncorrectable (?:double.bit )?ecc\b",
+        r"|\buncorrectable (?:double.bit )?ecc\b|unable to determine the device handle for gpu",
     ),
 )
 XID_OF_A_PROGRAM = (
@@ -344,6 +358,12 @@ XID_OF_A_PROGRAM = (
 
 DEVICE = (
     _rule("no NVIDIA driver", "nvidia driver", r"\b(?:found )?no nvidia driver\b"),
+    _rule("NVIDIA driver too old", "is too old", r"\bnvidia driver\b.{0,40} is too old\b"),
+    _rule(
+        "device busy",
+        "busy or unavailable",
+        r"\bdevices?(?:\(s\))? (?:is/)?are busy or unavailable",
+    ),
     _rule(
         "unable to initialize backend cuda",
         "backend",
@@ -374,8 +394,10 @@ DEVICE = (
 VERSIONS = (
     _rule(
         "driver/library version mismatch",
-        "version mismatch",
-        r"driver/library version mismatch",
+        "version mismatch|version_mismatch|older than|mismatches",
+        r"driver/library version mismatch|lib_rm_version_mismatch"
+        r"|\b(?:cuda|cudnn|nccl|cublas\w*|driver) (?:driver |runtime |library )?version\b"
+        r".{0,40} (?:is )?(?:older than|mismatches)",
     ),
     _rule(
         "cuDNN version mismatch",
@@ -414,11 +436,11 @@ VERSIONS = (
     ),
     _rule(
         "PJRT plugin version mismatch",
-        "pjrt|check installed software versions|plugin version|jax_cuda",
+        "pjrt|check installed software versions|plugin",
         r"pjrt (?:c )?(?:plugin|api).{0,80}(?:mismatch|incompatib|not compatible|too old)"
         r"|mismatched pjrt|(?:mismatch|incompatib)\w*.{0,40}\bpjrt (?:plugin|api|c api)"
         r"|unexpected (?:pjrt|xla_ffi)_\w+ size|check installed software versions"
-        r"|plugin version .{0,80}(?:not compatible|incompatib|mismatch)",
+        r"|plugin (?:\w+ )?version .{0,80}(?:not compatible|incompatib|mismatch)",
     ),
     _rule(
         "XLA FFI API version mismatch",
@@ -458,6 +480,7 @@ LIBRARIES = (
         r"\bversion \W{0,2}((?:glibc(?:xx)?|cxxabi|gcc|omp|lib\w+\.so)[\w.]*)\W{0,3} "
         r"(?:not found|not defined)",
     ),
+    _rule("{0}: not found", "=> not found", rf"{_LIBRARY} => not found"),
     _rule("undefined symbol: {0}", "undefined symbol", r"\bundefined symbol:? \W?(\w+)"),
     _rule(
         "symbol lookup error",
@@ -643,7 +666,7 @@ CUDA_SYMPTOM = (
 )
 
 _TOOL = (
-    r"(?:nvcc|cicc|ptxas|cudafe\+\+|g\+\+|c\+\+|gcc|clang\+\+|clang|cc|cmake|ninja|make|git"
+    r"(?:nvcc|cicc|ptxas|cudafe\+\+|g\+\+|c\+\+|gcc|clang\+\+|clang|cc|cmake|ninja|make|git|cc1plus|cc1"
     r"|\S*-g(?:cc|\+\+))"
 )
 _HEADER = (
@@ -656,30 +679,32 @@ _HEADER = (
 )
 BUILD_INFRA = (
     _rule(
-        "compiler killed: out of memory",
+        "compiler out of memory",
         "kill|virtual memory exhausted|out of memory",
         r"\bkilled signal terminated program\b|\binternal compiler error: killed\b"
         r"|\bdied due to signal 9\b|\bvirtual memory exhausted\b"
-        rf"|\bkilled +(?:\S*/)?{_TOOL}\b|\bsignal 9\b.{{0,20}}\bkill",
+        rf"|\bkilled(?: +(?:\S*/)?{_TOOL}\b|$)|\bsignal 9\b.{{0,20}}\bkill|\bout of memory\b",
     ),
     _rule(
         "{0} not found",
-        "not found|no such file|could not find|could not locate|cannot find",
+        "not found|no such file|could not|couldn't|cannot|failed to|on path|in path",
         rf"(?:^|[\s:/'\"])({_TOOL})['\"]?: (?:command )?not found"
         rf"|no such file or directory: ['\"]?(?:\S*/)?({_TOOL})['\"]?(?:\s|$)"
         rf"|(?:command|execute) ['\"](?:\S*/)?({_TOOL})['\"](?: failed)?: no such file"
         rf"|(?:could not|cannot|failed to|couldn't) (?:find|locate|execute) (?:the )?['\"]?"
         rf"({_TOOL})\b(?! package)|\b({_TOOL})['\"]?: no such file or directory"
-        rf"|\b({_TOOL}) (?:was |is |executable )?not found\b",
+        rf"|\bexec\w* ['\"]({_TOOL})['\"]: execvp"
+        rf"|\b({_TOOL}) (?:was |is |executable )?not (?:found|on path|in path)\b",
     ),
     _rule(
         "no compiler",
-        "cmake_|compiler|build program|host_config",
+        "cmake_|compiler|build program|cuda_home",
         r"no cmake_\w+_compiler could be found|cmake_\w+_compiler:? .{0,80}not a full path"
-        r"|could not find (?:a |the |any )?(?:\w+ )?compiler\b|unable to find a build program"
+        r"|(?:could not|cannot) find (?:a |the |any )?(?:\w+ )?compiler\b"
+        r"|unable to find a build program"
         r"|\bcompiler requires the cuda toolkit|not able to compile a simple test program"
         r"|failed to find (?:a )?(?:working )?(?:nvcc|compiler)"
-        r"|no (?:working )?compiler (?:was )?found",
+        r"|no (?:working )?compiler (?:was )?found|cuda_home .{0,40}(?:not set|is unset)",
     ),
     _rule(
         "toolchain does not fit",

@@ -69,18 +69,23 @@ def _numbered(log: Log, groups: CudaGroups) -> Iterator[Hit]:
         return
     unseen = {error.number: (meaning, error.name) for meaning, table in groups for error in table}
     for match in _NUMBER.finditer(log.lower):
-        number = int(match["number"])
+        number = _value(match)
         if number not in unseen or not _is_cuda_number(log, match):
             continue
         if log.is_error(match.start(), match.end()):
             yield Hit(match.start(), match.end(), *unseen.pop(number))
 
 
+def _value(match: re.Match[str]) -> int:
+    digits = match["number"]
+    return int(digits, 16) if digits.startswith("0x") else int(digits)
+
+
 def _is_cuda_number(log: Log, match: re.Match[str]) -> bool:
     before = log.lower[max(0, match.start("number") - 100) : match.start("number")]
     if _CUDA_BEFORE.search(before):
         return True
-    if int(match["number"]) < 100 or _NOT_CUDA_BEFORE.search(before):
+    if _value(match) < 100 or _NOT_CUDA_BEFORE.search(before):
         return False
     if match["intro"] is None and not _PAREN_BEFORE.search(before):
         return False
@@ -115,12 +120,14 @@ def exception_in(log: Log) -> str:
 
 _CALL = r"\bcu(?:da)?(?:[a-z0-9]*(?:stream|event|graph|launch|mem|device|ctx|module|func|error)\w*)"
 _NUMBER = re.compile(
-    r"(?:(?P<intro>error(?:_t|_enum)?|\berr|failure|\bfailed|\bcode|status|result|returned|returns"
-    rf"|\brc|\bret|curesult|{_CALL}(?:\([^()]{{0,60}}\))?(?=\s*(?:->|=|:)))"
+    r"(?:(?P<intro>error(?:_t|_enum|string|name)?|\berr|failure|exception|\bfailed|\bcode|status"
+    rf"|result|returned|returns|\brc|\bret|{_CALL}(?:\([^()]{{0,60}}\))?(?=\s*(?:->|=|:)))"
     r"(?:[ _]?(?:code|number|no\.|id|value|with|error|status|is|was))*"
-    r"\s*(?:[:#]|=+>?|->)*\s*[(\[]?\s*|(?<![\w)\]])\()"
-    r"(?P<number>\d{1,3})(?![\w.%]|,? ?\d|\s*(?:[x*/]\s*\d|of\b|ms\b|us\b|ns\b|s\b|sec|min|rows"
-    r"|bytes|lines|times|[kmg]i?b\b|errors|warnings|tests))"
+    r"[\s:#=(\['\"<>_-]{0,6}|(?<![\w)\]])\()"
+    r"(?P<number>0x[0-9a-f]{1,3}|\d{1,3})"
+    # a number with a unit, a sum, a shape, a version or a share is none
+    r"(?![\w.%]|,? ?\d|\s*(?:[x*/]\s*\d|of\b|ms\b|us\b|ns\b|s\b|sec|min|rows|bytes|lines|times"
+    r"|[kmg]i?b\b|errors|warnings|tests))"
 )
 _CUDA_BEFORE = re.compile(
     r"\bcu(?:da\w*|result)[ _]?(?:\([^()]{0,60}\) ?)?(?:runtime |driver |api )?"

@@ -44,10 +44,12 @@ _PREFIXES = tuple(
         r"\[\d+,\d+\]<std(?:err|out)>: ?",
         r"(?:std(?:err|out)|what\(\)): +",
         r"[\w.-]{1,60} +\| ",  # compose
-        r"[|>]{1,3} +",
+        r"(?P<level>TRACE|DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL) +[\w.]{1,60}: ",
+        r"\[(?![Ee]rrno)[^\[\]]{1,60}\]:? +",  # any other tag
+        r"[|>#]{1,3} +",
     )
 )
-_PREFIX_STARTS = frozenset("IWEFTDVNCSEtdincwesrf[|><0123456789")
+_PREFIX_STARTS = frozenset("IWEFTDVNCSEtdincwesrf[|>#<0123456789")
 _SOFT_LEVELS = frozenset("iwdtvn")
 _SOFT_HEAD = re.compile(
     r"(?:\S{1,200}:\s*){0,2}(?:\w+ )?(?:\w*warning|note|hint)\s*(?:#[\w-]+|\[[\w-]+\])?\s*:",
@@ -61,10 +63,9 @@ _SOFT_WORDS = re.compile(
     r"|\bnot a failure|\bnot an error|\bnon-?fatal|\brecovered\b|\bignored\b|\bignoring\b"
     r"|\bskipping\b|\bharmless|\bbenign|falling back to (?!(?:the )?(?:cpu|host))"
     r"|unable to initialize backend \W{0,3}(?:tpu|rocm|metal|interpreter)"
+    r"|\{standard input\}"  # what an assembler says of a compiler that died
 )
-_NEGATION = re.compile(
-    r"\b(?:no|not|without|never|zero|0)(?: (?:an?|any|the|such))? [\"'`(\[]{0,3}$"
-)
+_NEGATION = re.compile(r"\b(?:no|not|without|never|zero)(?: (?:an?|any|the|such))? [\"'`(\[]{0,3}$")
 _NOT_LETTERS = re.compile(r"[^a-z]+")
 _LETTERS = re.compile(r"[a-z]+")
 _CONTEXT = 240

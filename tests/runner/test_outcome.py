@@ -551,6 +551,12 @@ class TestStaleDataAndWrongOutput:
                 died(11, stale_rows=3), "crash", "SIGSEGV", id="a-crash-before-the-last-step"
             ),
             pytest.param(
+                finished(stale_rows=3, output="NVFP4 requires compute capability 10.0"),
+                "data_loss",
+                "stale rows",
+                id="what-a-device-cannot-do-explains-nothing",
+            ),
+            pytest.param(
                 finished(stale_rows=3, output="ModuleNotFoundError: No module named 'tensorrt'"),
                 "data_loss",
                 "stale rows",
@@ -668,7 +674,7 @@ class TestInfrastructure:
             ("OSError: [Errno 12] Cannot allocate memory", "MemoryError"),
             ("Out of memory: Killed process 4242 (python)", "out of memory"),
             ("CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED"),
-            ("RuntimeError: can't start new thread", "no more processes or threads"),
+            ("RuntimeError: can't start new thread", "no more processes, threads or files"),
             # no device
             ("no CUDA-capable device is detected", "cudaErrorNoDevice"),
             ("cudaErrorNoDevice(100)", "cudaErrorNoDevice"),
@@ -1016,13 +1022,13 @@ class TestBuild:
             (
                 "c++: fatal error: Killed signal terminated program cc1plus\n"
                 "compilation terminated.",
-                "compiler killed: out of memory",
+                "compiler out of memory",
             ),
             (
                 "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
-                "compiler killed: out of memory",
+                "compiler out of memory",
             ),
-            ("cc1plus: out of memory allocating 65536 bytes", "out of memory"),
+            ("cc1plus: out of memory allocating 65536 bytes", "compiler out of memory"),
             ("/tmp/x.s: fatal error: No space left on device", "no space left on device"),
             (
                 "a.cpp:1:10: fatal error: cudnn.h: No such file or directory",
@@ -1104,6 +1110,126 @@ class TestSignature:
 
     def test_is_short(self) -> None:
         assert len(classify(failed(error="ValueError: " + "long " * 500)).signature) <= 160
+
+
+class TestHardCases:
+    """Texts that an easier reading would take for something else."""
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            # numbers: an error's, or not
+            ("NCCL error: unhandled cuda error, cudaError=901", "capture_error"),
+            ("CUDA: Check failed: e == cudaSuccess (901 vs. 0)", "capture_error"),
+            ("status: 901, function: cudaStreamEndCapture", "capture_error"),
+            ("cudaGetErrorString(901)", "capture_error"),
+            ("CUDA API error: cudaGraphLaunch returned (0x385)", "capture_error"),
+            ("XLA FFI call failed: x.h:12 in function f: error 901", "capture_error"),
+            ("CUDA error: 901, CUDA_VISIBLE_DEVICES=0", "capture_error"),
+            ("CUDA kernel failed at index (903, 12)", "crash"),
+            ("cuda worker exit status 905", "crash"),
+            ("error in cuda_graph.py:907", "crash"),
+            ("ValueError: CUDA graph batch size 904 too large", "crash"),
+            ("AssertionError: expected 901 rows but got 902; device cuda:0", "crash"),
+            ("error code 12901 from cuda", "crash"),
+            ("RuntimeError: CUDA error: invalid argument (1) on port (901)", "crash"),
+            # words
+            ("XLA command buffer capture failed for stream 901", "crash"),
+            ("The capture failed: device or resource busy (webcam)", "crash"),
+            ("rank 0 operation not permitted when stream is capturing", "capture_error"),
+            (
+                "Attempt to terminate a thread local capture sequence from another thread",
+                "capture_error",
+            ),
+            # prefixes on the lines of one sentence
+            (
+                "12:00:01.1 [trial 3] capturing stream has\n12:00:01.2 [trial 3] unjoined work",
+                "capture_error",
+            ),
+            (
+                "2026-11-30 12:00:00,1 ERROR te: capturing stream has\n"
+                "2026-11-30 12:00:00,2 ERROR te: unjoined work",
+                "capture_error",
+            ),
+            ("> capturing stream\n> has unjoined\n> work", "capture_error"),
+            (
+                "[2026-11-30 12:00:00] [ERROR] capturing stream has\n"
+                "[2026-11-30 12:00:00] [ERROR] unjoined work",
+                "capture_error",
+            ),
+            # which error is the first
+            (f"{PREVIOUS_ERROR}\nModuleNotFoundError: No module named 'x'", "capture_error"),
+            (f"Exception ignored in: <function x>\n{PREVIOUS_ERROR}", "capture_error"),
+            (
+                "ModuleNotFoundError: No module named 'a'\n\n"
+                "During handling of the above exception, "
+                f"another exception occurred:\n\nRuntimeError: {PREVIOUS_ERROR}",
+                "capture_error",
+            ),
+            (
+                "an illegal memory access was encountered\nuncorrectable ECC error encountered",
+                "infra_error",
+            ),
+            ("GPU 0 out of memory", "infra_error"),
+            ("Bus error: insufficient shared memory (shm)", "infra_error"),
+            # a choice of the program's own is no refusal
+            ("NVFP4 requires compute capability 10.0, using FP8\nSegmentation fault", "crash"),
+            # a refusal however it is put
+            ("AssertionError: compute capability 9.0 < 10.0", "unsupported"),
+            ("minimum compute capability is 10.0, got 9.0", "unsupported"),
+            ("Unsupported compute capability: 9.0", "unsupported"),
+            ("NVTE error: Unsupported architecture sm_90", "unsupported"),
+            ("Assertion failed: sm >= 100. requires Hopper (SM90) or Blackwell.", "unsupported"),
+            # the installation
+            ("CUDA driver version (12.2) is older than the runtime version", "infra_error"),
+            ("The NVIDIA driver on your system is too old (found version 11040)", "infra_error"),
+            ("all CUDA-capable devices are busy or unavailable", "infra_error"),
+            ("device kernel image is invalid", "infra_error"),
+            ("libcudart.so.13 => not found", "infra_error"),
+            ("RuntimeError: NVML_ERROR_LIB_RM_VERSION_MISMATCH", "infra_error"),
+            (
+                "Loaded runtime CuDNN library: 9.1.0\nbut source was\ncompiled with: 9.8.0.",
+                "infra_error",
+            ),
+        ],
+    )
+    def test_trial(self, text: str, expected: str) -> None:
+        assert outcome(failed(text)) == expected
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            (
+                "a.cpp:1:10: fatal error: common/cudnn_utils.h: No such file or directory",
+                "build_error",
+            ),
+            (
+                "a.cpp:5: error: static assertion failed: requires compute capability 9.0",
+                "build_error",
+            ),
+            ("ld.lld: error: undefined symbol: nvte_gone", "build_error"),
+            (
+                "a.cpp:1:2: \x1b[01;31m\x1b[Kerror: \x1b[m\x1b[Kexpected ';' before '}' token",
+                "build_error",
+            ),
+            ("SyntaxError: invalid syntax", "build_error"),
+            (
+                "{standard input}: Assembler messages:\n{standard input}:1: Error: end of file\n"
+                "g++: fatal error: Killed signal terminated program cc1plus",
+                "infra_error",
+            ),
+            ("collect2: fatal error: ld terminated with signal 9 [Killed]", "infra_error"),
+            ("LLVM ERROR: out of memory", "infra_error"),
+            ("make[2]: *** [a.o] Killed\nmake: *** [all] Error 2", "infra_error"),
+            ("gcc: fatal error: cannot execute 'cc1plus': execvp: No such file", "infra_error"),
+            ("a.cpp:1:10: fatal error: cuda/barrier: No such file or directory", "infra_error"),
+            ("OSError: CUDA_HOME environment variable is not set.", "infra_error"),
+            ("no compiler: g++ is not on PATH", "infra_error"),
+            ("ninja: error: failed recompaction: No space left on device", "infra_error"),
+        ],
+    )
+    def test_build(self, text: str, expected: str) -> None:
+        assert outcome(build(text)) == expected
 
 
 NOISE = st.sampled_from(
