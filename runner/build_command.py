@@ -94,6 +94,23 @@ class BuildCommands:
         if process.returncode != 0 and not stopped:
             raise _failure(what, process.returncode, output)
 
+    def follow(self, command: Sequence[str | Path], what: str) -> None:
+        """Run one long command alone; its output reaches the log line by line as it comes."""
+        line = [str(part) for part in command]
+        process = self._start(line)
+        assert process.stdout is not None
+        kept: list[str] = []
+        with self._log.open("a", encoding="utf-8", buffering=1) as log:
+            log.write(f"+ {shlex.join(line)}\n")
+            for text in process.stdout:
+                log.write(text)
+                kept.append(text)
+        status = process.wait()
+        with self._lock:
+            self._running.discard(process)
+        if status != 0:
+            raise _failure(what, status, "".join(kept))
+
     def run_all(self, commands: Mapping[str, Sequence[str | Path]], jobs: int) -> None:
         """Run commands, `jobs` at a time; the first failure ends the others."""
         pool = ThreadPoolExecutor(max_workers=max(1, jobs))

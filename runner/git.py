@@ -323,6 +323,25 @@ def open_repository(source: str, cache: Path) -> Repository:
     return Repository(source, git_dir, scratch, mirror=local is None)
 
 
+def open_commit(url: str, sha: str, cache: Path) -> Repository:
+    """A repository that holds one commit of `url`, and no more of it than that commit.
+
+    Raises InfrastructureError where it cannot be fetched.
+    """
+    _require_git()
+    if _local_folder(url) is not None:
+        return open_repository(url, cache)
+    git_dir = cache.absolute() / "git" / f"commit-{sha}.git"
+    scratch = git_dir.with_name(f"merged-{sha}")
+    (scratch / "pack").mkdir(parents=True, exist_ok=True)
+    _make_git_dir(
+        url,
+        git_dir,
+        [["remote", "add", "origin", url], ["fetch", "--quiet", "--depth=1", "origin", sha]],
+    )
+    return Repository(url, git_dir, scratch, mirror=False)
+
+
 def _local_folder(source: str) -> Path | None:
     """The folder that a source names; None for a URL or git's short form `host:path`."""
     path = Path(source.removeprefix("file://")).expanduser()
@@ -341,26 +360,36 @@ def _git_dir_of(folder: Path) -> Path:
 
 
 def _make_mirror(url: str, git_dir: Path) -> None:
-    """Clone once; the mirror appears only when complete."""
+    _make_git_dir(
+        url,
+        git_dir,
+        [
+            ["remote", "add", "origin", url],
+            ["config", "remote.origin.fetch", "+refs/heads/*:refs/heads/*"],
+            ["config", "--add", "remote.origin.fetch", "+refs/tags/*:refs/tags/*"],
+            ["config", "remote.origin.prune", "true"],
+            ["fetch", "--quiet", "--no-auto-gc", "origin"],
+        ],
+    )
+
+
+def _make_git_dir(url: str, git_dir: Path, steps: Sequence[Sequence[str]]) -> None:
+    """Make a bare repository once, by steps run in it; it appears only when they all succeeded."""
     git_dir.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{git_dir}.lock"):
         if git_dir.is_dir():
             return
         with tempfile.TemporaryDirectory(prefix=f".{git_dir.name}-", dir=git_dir.parent) as scratch:
-            fresh = Path(scratch) / "mirror"
-            steps = [
-                ["init", "--quiet", "--bare", str(fresh)],
-                ["remote", "add", "origin", url],
-                ["config", "remote.origin.fetch", "+refs/heads/*:refs/heads/*"],
-                ["config", "--add", "remote.origin.fetch", "+refs/tags/*:refs/tags/*"],
-                ["config", "remote.origin.prune", "true"],
-                ["fetch", "--quiet", "--no-auto-gc", "origin"],
-            ]
-            for number, step in enumerate(steps):
-                place = [f"--git-dir={fresh}"] if number else []
-                done = _run(["git", *place, *step])
+            fresh = Path(scratch) / "bare"
+            commands = [["init", "--quiet", "--bare", str(fresh)]]
+            commands += [[f"--git-dir={fresh}", *step] for step in steps]
+            for command in commands:
+                done = _run(["git", *command])
                 if done.returncode != 0:
-                    raise InfrastructureError(f"{url} cannot be cloned: {_reason(done.stderr)}")
+                    raise InfrastructureError(
+                        f"{url} cannot be fetched: {_reason(done.stderr)}; where this host has a "
+                        "copy, point git at it with url.<copy>.insteadOf"
+                    )
             os.replace(fresh, git_dir)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,7 @@ _REQUIRED_HEADERS = {
     "cudnn_frontend.h": "nvidia-cudnn-frontend",
     "nccl.h": "nvidia-nccl",
 }
+_OWN_SYMBOL = re.compile(r"^nvte_|18transformer_engine")
 _LAYOUTS = (("transformer_engine/jax/csrc", "transformer_engine"), ("csrc", "common_headers"))
 
 
@@ -122,6 +125,24 @@ def compile_extension(
         extension = out_dir / linked.name
         os.replace(linked, extension)
         return extension
+
+
+def missing_symbols(extension: Path, core: Path) -> list[str]:
+    """TE's own functions that the extension calls and the core library does not have."""
+    called = _dynamic_symbols(extension, "--undefined-only")
+    had = _dynamic_symbols(core, "--defined-only")
+    return sorted(name for name in called - had if _OWN_SYMBOL.search(name))
+
+
+def _dynamic_symbols(library: Path, which: str) -> set[str]:
+    listed = subprocess.run(
+        ["nm", "--dynamic", which, library], capture_output=True, text=True, check=False
+    )
+    if listed.returncode != 0:
+        raise InfrastructureError(
+            f"the symbols of {library} cannot be read: {listed.stderr.strip()}"
+        )
+    return {line.split()[-1].partition("@")[0] for line in listed.stdout.splitlines() if line}
 
 
 def _compile_command(
