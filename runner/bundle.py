@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from runner import te_site
 from runner.errors import InfrastructureError, InputError
 from runner.result import Commit
 from runner.run import HARNESS, BuildId, PreparedBuild
@@ -41,7 +42,7 @@ EPOCH = 0
 
 @dataclass(frozen=True)
 class BundledCommit:
-    """A commit with its builds; build folders as `runner.te_build` lays them out."""
+    """A commit with its builds, their folders as `runner.te_site` lays them out."""
 
     commit: Commit
     builds: Mapping[BuildId, PreparedBuild]
@@ -123,20 +124,23 @@ def _lay_out(
 
 
 def _carry(tree: Path, build: PreparedBuild) -> str:
-    """Copy a build once; the core that it links to is copied once for all builds."""
+    """Copy a build's site once; a core library that sites share is copied once for all of them."""
     relative = Path("builds") / build.key
     target = tree / relative
     if target.exists():
         return str(relative)
-    source = Path(build.folder)
-    shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    link = target / "transformer_engine" / "wheel_lib"
-    core = (source / "transformer_engine" / "wheel_lib").resolve()
-    carried = tree / "cores" / core.name
-    if not carried.exists():
-        shutil.copytree(core, carried)
-    link.unlink()
-    link.symlink_to(os.path.relpath(carried, link.parent))
+    target.mkdir(parents=True)
+    for entry in sorted(Path(build.folder).iterdir()):
+        content = entry.resolve()
+        if entry.name == te_site.CORE_LIBRARY:
+            carried = tree / "cores" / content.parent.name / entry.name
+            if not carried.exists():
+                _copy(content, carried)
+            (target / entry.name).symlink_to(os.path.relpath(carried, target))
+        elif content.is_dir():
+            shutil.copytree(content, target / entry.name, ignore=te_site.only_python)
+        else:
+            shutil.copy(content, target / entry.name)
     return str(relative)
 
 

@@ -222,7 +222,7 @@ def main() -> None:
     """Run the command; an error of ours is one sentence and its exit status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        app(standalone_mode=False)
+        app()
     except RacewatchError as error:
         print(f"racewatch: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -234,6 +234,13 @@ def _classify_exit(evidence: Evidence, log: Log) -> Classification:
     exception = exception_of(evidence.error) or (
         exception_in(log) if evidence.exit_status != 0 else ""
     )
+    if exception and evidence.stage in _BEFORE_EXECUTION:
+        return Classification(
+            Outcome.UNSUPPORTED,
+            exception,
+            f"the program cannot be prepared on this commit (stage {evidence.stage}), so nothing "
+            "raced",
+        )
     if exception:
         return _crash(exception, "an exception of the subject, with no cause outside it, ended it")
     if evidence.exit_status is None:
@@ -401,6 +408,7 @@ def _signal_name(number: int | None) -> str:
 
 _AFTER_IMPORT = ("device", "compile", "execute", "background", "compare", "done")
 _BEFORE_COMPILE = ("start", "import", "device")
+_BEFORE_EXECUTION = frozenset({"import", "device", "compile"})
 _FROM_OUTSIDE = frozenset(
     (
         signal.SIGHUP,

@@ -55,6 +55,11 @@ class Commit:
     author: str = ""
     date: str = ""
 
+    @property
+    def is_release(self) -> bool:
+        """True for a release from the package index, which has no git history."""
+        return "." in self.sha
+
 
 @dataclass(frozen=True)
 class RunStarted:

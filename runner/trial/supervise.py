@@ -108,6 +108,7 @@ class Lane:
         self._on_ready = on_ready
         self._parents: dict[tuple[str, str], _Parent] = {}
         self._running: dict[int, _Running] = {}
+        self.losses = 0
 
     def run(
         self,
@@ -210,6 +211,7 @@ class Lane:
         self, key: tuple[str, str], parent: _Parent, emit: Callable[[Finished], None]
     ) -> None:
         """The parent is gone: what it ran is lost, and the next trial gets a new one."""
+        self.losses += 1
         del self._parents[key]
         words = parent.error or f"the parent of this trial is gone\n{parent.handle.last_words()}"
         parent.handle.close()
@@ -266,7 +268,7 @@ class Lane:
             finished=bool(result.get("finished")),
             stage="start" if lost and not running.stage else running.stage.removesuffix(" again"),
             output=_read_log(Path(spec.log)) if spec.log else "",
-            error=result.get("error", "") or background or running.killed,
+            error=result.get("error", "") or background,
             stale_rows=result.get("stale_rows"),
             threads_alive=alive,
             platform=running.facts.get("platform"),

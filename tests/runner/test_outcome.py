@@ -1353,3 +1353,22 @@ class TestCost:
     def test_it_needs_the_standard_library_only(self) -> None:
         code = f"import sys; sys.path[:0] = [{str(ROOT)!r}]; from runner.outcome import classify"
         subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
+
+
+class TestBeforeTheFirstExecution:
+    @pytest.mark.parametrize("stage", ["import", "device", "compile"])
+    def test_an_exception_of_the_program_itself_is_unsupported(self, stage: str) -> None:
+        evidence = Evidence(
+            exit_status=1, stage=stage, error="TypeError: quantize() got an unexpected argument"
+        )
+        assert classify(evidence).outcome is Outcome.UNSUPPORTED
+
+    def test_the_same_exception_once_it_executes_is_a_crash(self) -> None:
+        evidence = Evidence(exit_status=1, stage="execute", error="TypeError: bad argument")
+        assert classify(evidence).outcome is Outcome.CRASH
+
+    def test_a_capture_error_while_compiling_is_still_one(self) -> None:
+        evidence = Evidence(
+            exit_status=1, stage="compile", error="CUDA Error: capturing stream has unjoined work"
+        )
+        assert classify(evidence).outcome is Outcome.CAPTURE_ERROR

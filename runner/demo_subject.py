@@ -1,0 +1,111 @@
+"""The subject `demo`: a generated repository in TE's shape that runs on any CPU, emulated."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from filelock import FileLock
+
+from runner import demo_build, demo_repo, device, git
+from runner.build import Builds, Recipe, git_build
+from runner.device import HostDevices
+from runner.errors import RefError
+from runner.matrix import Program
+from runner.matrix import Recipe as Precision
+from runner.result import Commit
+from runner.run import BuildId, PreparedBuild
+from runner.store import Store
+from runner.subject import Options, Request
+from runner.trial import demo
+
+CSRC = "transformer_engine/jax/csrc"
+INPUTS = ("transformer_engine/common", CSRC, "build_tools")
+"""What of a commit enters its build; the rest (docs, tests) shares one."""
+
+
+class DemoSubject:
+    """See `runner.subject.Subject`."""
+
+    name = "demo"
+    toolchain_name = "host compiler"
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        cache = options.folders.cache
+        self._builds = Builds(cache / "builds", Store(options.folders.store))
+        source = options.repository or str(_repository(cache))
+        self._repository = git.open_repository(source, cache)
+
+    def resolve(self, request: Request) -> Commit:
+        """See Subject; the demo has commits only, no releases."""
+        if request.version:
+            raise RefError(
+                f"--version {request.version}: the demo has no releases, name a commit with --ref "
+                f"(tags: {', '.join(demo_repo.TAGS)})"
+            )
+        return self._merged(self._repository.resolve(request.ref), request.pulls)
+
+    def _merged(self, commit: Commit, pulls: Sequence[int]) -> Commit:
+        for pull in pulls:
+            commit = self._repository.merge(commit, pull)
+        return commit
+
+    def build(self, commit: Commit, build_id: BuildId) -> PreparedBuild:
+        """See Subject."""
+        return git_build(self._repository, self._builds, commit, build_id, self._recipe)
+
+    def _recipe(self, commit: Commit) -> Recipe:
+        def compile_tree(tree: Path, out: Path, log: Path) -> None:
+            with log.open("w") as stream:
+                demo_build.compile_extension(tree, out, stream, self._options.jobs)
+
+        return Recipe(
+            parts={
+                "subject": self.name,
+                **_host_identity(),
+                **self._repository.tree_hashes(commit.sha, INPUTS),
+            },
+            export=lambda tree: self._repository.export(commit.sha, tree),
+            csrc=CSRC,
+            compile=compile_tree,
+        )
+
+    def devices(self, wanted: Sequence[str]) -> HostDevices:
+        """See Subject."""
+        return device.emulated(wanted)
+
+    def expected_handlers(
+        self, program: Program, recipe: Precision, compute_capability: tuple[int, int]
+    ) -> tuple[str, ...]:
+        """See Subject."""
+        return demo.expected_handlers(program, recipe, compute_capability)
+
+
+def _history_identity() -> str:
+    return hashlib.sha256(demo_repo.import_stream()).hexdigest()[:16]
+
+
+def _host_identity() -> dict[str, str]:
+    """The compiler and the emulation, which is linked into every build."""
+    version = subprocess.run(
+        [*demo_build.find_compiler(), "--version"], capture_output=True, text=True, check=True
+    )
+    digest = hashlib.sha256(Path(demo_build.__file__).read_bytes())
+    for folder in ("include", "src"):
+        for path in sorted((demo_build.EMULATION / folder).rglob("*")):
+            if path.is_file():
+                digest.update(path.read_bytes())
+    return {"compiler": version.stdout.splitlines()[0], "emulation": digest.hexdigest()}
+
+
+def _repository(cache: Path) -> Path:
+    """The generated repository, made once per cache folder and per content."""
+    folder = cache / "demo" / _history_identity()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not folder.is_dir():
+            demo_repo.create(folder)
+    return folder

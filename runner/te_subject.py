@@ -1,0 +1,198 @@
+"""The subject `te`: TransformerEngine from a git remote or mirror, or a release by its version."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from filelock import FileLock
+
+from runner import device, fatbin, git, te_core, te_extension, te_site, te_source, toolchain
+from runner.build import Builds, Recipe, git_build
+from runner.build_command import CompilerCache
+from runner.device import HostDevices
+from runner.errors import SubjectError
+from runner.matrix import Program
+from runner.matrix import Recipe as Precision
+from runner.node_packages import node_packages
+from runner.outcome import Outcome
+from runner.result import Commit
+from runner.run import BuildId, PreparedBuild
+from runner.store import Store
+from runner.subject import Options, Request
+from runner.toolchain import ToolchainEnv
+from runner.trial import te
+
+UPSTREAM = "https://github.com/NVIDIA/TransformerEngine.git"
+GIT_CSRC = "transformer_engine/jax/csrc"
+GIT_INPUTS = (
+    "transformer_engine/__init__.py",
+    "transformer_engine/common",
+    "transformer_engine/jax",
+)
+"""What of a commit enters its build: the core's headers, the extension and the Python code."""
+VERSION_FILE = "build_tools/VERSION.txt"
+
+
+class TeSubject:
+    """See `runner.subject.Subject`."""
+
+    name = "te"
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._cache = options.folders.cache
+        self._toolchain = toolchain.load(options.toolchain or toolchain.DEFAULT)
+        self.toolchain_name = self._toolchain.name
+        self._store = Store(options.folders.store)
+        self._builds = Builds(self._cache / "builds", self._store)
+        self._repository: git.Repository | None = None
+        self._env: ToolchainEnv | None = None
+        self._architecture = options.architecture
+
+    def resolve(self, request: Request) -> Commit:
+        """See Subject. A release's sdist is fetched now, so that an unknown version is found."""
+        if request.version:
+            te_source.fetch_sdist(request.version, self._cache)
+            return Commit(sha=request.version, ref=request.version, title="release")
+        commit = self._git().resolve(request.ref)
+        if self._git().text(commit.sha, f"{GIT_CSRC}/extensions.h") is None:
+            raise SubjectError(
+                f"{self._git().source} at {request.ref} is no TransformerEngine: it has no "
+                f"{GIT_CSRC}/extensions.h"
+            )
+        for pull in request.pulls:
+            commit = replace(self._git().merge(commit, pull), ref=f"{commit.ref}+pull/{pull}")
+        return commit
+
+    def _git(self) -> git.Repository:
+        if self._repository is None:
+            source = self._options.repository or UPSTREAM
+            self._repository = git.open_repository(source, self._cache)
+        return self._repository
+
+    def _environment(self) -> ToolchainEnv:
+        if self._env is None:
+            self._env = toolchain.prepare(self._toolchain, self._cache)
+        return self._env
+
+    def build(self, commit: Commit, build_id: BuildId) -> PreparedBuild:
+        """See Subject."""
+        if commit.is_release:
+            return self._build_release(commit, build_id)
+        built = git_build(self._git(), self._builds, commit, build_id, self._git_recipe)
+        if not built.folder:
+            return built
+        for pull in build_id.pulls:
+            commit = self._git().merge(commit, pull)
+        core = te_core.core_for(
+            self._git(), commit, self._environment(), self._needed_architecture(),
+            cache=self._cache, store=self._store, jobs=self._options.jobs,
+        )  # fmt: skip
+        return self._on_core(built, core.path, core.key)
+
+    def _build_release(self, commit: Commit, build_id: BuildId) -> PreparedBuild:
+        if build_id.pulls:
+            return PreparedBuild(
+                "", outcome=Outcome.UNSUPPORTED, signature="pull request does not apply",
+                reason=f"release {commit.sha} has no git history to merge a pull request onto: "
+                "name a commit with --ref",
+            )  # fmt: skip
+        sdist = te_source.fetch_sdist(commit.sha, self._cache)
+        wheel = te_source.fetch_core_wheel(commit.sha, self._toolchain.cuda_major, self._cache)
+
+        def compile_tree(tree: Path, out: Path, log: Path) -> None:
+            te_site.write_python(wheel / "transformer_engine", commit.sha, out)
+            self._compile(tree, out, log)
+
+        recipe = Recipe(
+            parts={"subject": self.name, "release": commit.sha, **self._identity()},
+            export=lambda tree: _copy_tree(sdist, tree),
+            csrc="csrc",
+            compile=compile_tree,
+        )
+        built = self._builds.build(build_id, recipe)
+        if not built.folder:
+            return built
+        library = wheel / "transformer_engine" / "wheel_lib" / te_site.CORE_LIBRARY
+        return self._on_core(built, library, f"release-{commit.sha}-cu{self._toolchain.cuda_major}")
+
+    def _git_recipe(self, commit: Commit) -> Recipe:
+        repository = self._git()
+        version = (repository.text(commit.sha, VERSION_FILE) or "0").strip()
+
+        def compile_tree(tree: Path, out: Path, log: Path) -> None:
+            te_site.write_python(tree / "transformer_engine", version, out)
+            self._compile(tree, out, log)
+
+        return Recipe(
+            parts={
+                "subject": self.name,
+                "version": version,
+                **self._identity(),
+                **repository.tree_hashes(commit.sha, GIT_INPUTS),
+            },
+            export=lambda tree: repository.export(commit.sha, tree),
+            csrc=GIT_CSRC,
+            compile=compile_tree,
+        )
+
+    def _compile(self, tree: Path, out: Path, log: Path) -> None:
+        te_extension.compile_extension(
+            tree,
+            self._environment(),
+            out,
+            log=log,
+            jobs=self._options.jobs,
+            cache=CompilerCache(self._cache / "ccache") if shutil.which("ccache") else None,
+        )
+
+    def _identity(self) -> dict[str, str]:
+        return {f"toolchain {k}": v for k, v in self._toolchain.extension_identity().items()}
+
+    def _on_core(self, built: PreparedBuild, library: Path, core_key: str) -> PreparedBuild:
+        """The build as a run takes it, on a core with the device code of one architecture."""
+        architecture = self._needed_architecture()
+        core = self._cache / "cores" / f"{core_key}-sm{architecture}" / te_site.CORE_LIBRARY
+        with FileLock(f"{_made(core.parent.parent)}/{core.parent.name}.lock"):
+            if not core.is_file():
+                fatbin.keep_architecture(library, core, architecture)
+            digest = hashlib.sha256(f"{built.key} {core.parent.name}".encode()).hexdigest()
+            site = te_site.assemble(Path(built.folder), core, self._cache / "sites" / digest)
+        facts = {**built.facts, "core": core.parent.name}
+        return replace(built, key=digest, folder=str(site), facts=facts)
+
+    def _needed_architecture(self) -> str:
+        if not self._architecture:
+            major, minor = self.devices(()).device.compute_capability
+            self._architecture = f"{major}{minor}"
+        return self._architecture
+
+    def devices(self, wanted: Sequence[str]) -> HostDevices:
+        """See Subject."""
+        return device.cuda(wanted)
+
+    def node_packages(self) -> Path:
+        """A folder of the Python packages that TE imports, for a node that lacks them."""
+        return node_packages(self._toolchain.python, self._cache)
+
+    def expected_handlers(
+        self, program: Program, recipe: Precision, compute_capability: tuple[int, int]
+    ) -> tuple[str, ...]:
+        """See Subject."""
+        return te.expected_handlers(program, recipe, compute_capability)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, symlinks=True)
+
+
+__all__ = ["UPSTREAM", "TeSubject"]
