@@ -155,10 +155,6 @@ class _Site:
     stream: Span
     parameter: Parameter | None
 
-    @property
-    def capture(self) -> str:
-        return self.function.name
-
 
 def parse(csrc: Mapping[str, str]) -> dict[str, Source]:
     """The scanner's view of every file, by path."""
