@@ -23,7 +23,10 @@ _CSRC = "transformer_engine/jax/csrc"
 _COMMON = "transformer_engine/common"
 _INCLUDES = ("transformer_engine", f"{_COMMON}/include", _CSRC)
 # No fused multiply-add: a program's bits must not depend on which expressions a compiler fuses.
-_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-pthread", "-ffp-contract=off")
+_FLAGS = (
+    *("-std=c++17", "-O1", "-fPIC", "-pthread", "-ffp-contract=off"),
+    "-fmacro-prefix-map=./=",  # -include gives names in the tree that prefix
+)
 _ERROR_LINE = re.compile(r"\berror:|undefined reference|multiple definition|\bld: ")
 _HOST_TROUBLE = re.compile(r"No space left on device|Killed signal|virtual memory exhausted")
 
@@ -45,14 +48,27 @@ def compile_extension(tree: Path, out_dir: Path, log: TextIO, jobs: int) -> Path
     cannot compile, SubjectError where the tree is not the demo's.
     """
     compiler = find_compiler()
-    sources = _sources(tree)
+    units = _units(tree)
+    try:
+        return _compile(compiler, units, tree, out_dir, log, jobs)
+    except OSError as error:
+        raise InfrastructureError(f"the build cannot be written to {out_dir}: {error}") from error
+
+
+def _compile(
+    compiler: tuple[str, ...],
+    units: list[list[str]],
+    tree: Path,
+    out_dir: Path,
+    log: TextIO,
+    jobs: int,
+) -> Path:
     out_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".objects-", dir=out_dir) as scratch:
-        objects = [Path(scratch) / f"{n}.o" for n in range(len(sources))]
-        compile_one = (*compiler, *_FLAGS, *_include_flags())
+        objects = [Path(scratch) / f"{n}.o" for n in range(len(units))]
         commands = [
-            (*compile_one, "-x", "c++", "-c", source, "-o", str(target))
-            for source, target in zip(sources, objects, strict=True)
+            (*compiler, *_FLAGS, *_include_flags(), *_unit(sources), "-o", str(target))
+            for sources, target in zip(units, objects, strict=True)
         ]
         with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
             steps = list(pool.map(lambda command: _run(command, tree), commands))
@@ -78,14 +94,28 @@ def find_compiler() -> tuple[str, ...]:
     )
 
 
-def _sources(tree: Path) -> list[str]:
+def _units(tree: Path) -> list[list[str]]:
+    """The sources, grouped by what becomes one translation unit, the slowest first.
+
+    Headers take most of a compiler's time here, so few units are faster than one per file.
+    """
     extension = sorted(tree.glob(f"{_CSRC}/extensions/*.cpp"))
-    if not extension:
-        raise SubjectError(f"{tree} is not the demo subject: it has no {_CSRC}/extensions/*.cpp")
     common = sorted(tree.glob(f"{_COMMON}/**/*.cu"))
+    for found, pattern in (
+        (extension, f"{_CSRC}/extensions/*.cpp"),
+        (common, f"{_COMMON}/**/*.cu"),
+    ):
+        if not found:
+            raise SubjectError(f"{tree} is not the demo subject: it has no {pattern}")
     # Relative to the tree, so that messages and __FILE__ are the same wherever it lies.
-    of_tree = [str(path.relative_to(tree)) for path in (*extension, *common)]
-    return [*(str(path) for path in sorted(EMULATION.glob("src/*.cpp"))), *of_tree]
+    of_tree = [[str(path.relative_to(tree)) for path in paths] for paths in (extension, common)]
+    return [[str(path) for path in sorted(EMULATION.glob("src/*.cpp"))], *of_tree]
+
+
+def _unit(sources: list[str]) -> list[str]:
+    *earlier, last = sources
+    included = [word for source in earlier for word in ("-include", source)]
+    return ["-x", "c++", *included, "-c", last]
 
 
 def _include_flags() -> list[str]:
@@ -124,4 +154,5 @@ def _require_success(steps: list[_Step], log: TextIO) -> None:
         )
     lines = failed.output.splitlines()
     first = next((line for line in lines if _ERROR_LINE.search(line)), lines[0] if lines else "")
+    first = first.removeprefix("./")
     raise BuildError(f"the demo subject does not compile: {first}", log=text, first_error=first)

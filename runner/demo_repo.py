@@ -15,7 +15,6 @@ from runner.emulation.history import (
     PULL_BASE,
     PULL_NUMBER,
     Commit,
-    Edit,
     Merge,
 )
 from runner.errors import InfrastructureError, InputError
@@ -38,48 +37,50 @@ def create(path: Path) -> None:
         raise InputError(f"{path} exists already; give a path that does not, or remove it")
     if shutil.which("git") is None:
         raise InfrastructureError("no git on PATH; install git to generate the demo subject")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".demo-", dir=path.parent) as scratch:
-        repository = Path(scratch) / "repository"
-        _git("init", "--quiet", "--template=", "--initial-branch=main", str(repository))
-        _git("-C", str(repository), "fast-import", "--quiet", stdin=import_stream())
-        _git("-C", str(repository), "reset", "--quiet", "--hard", "main")
-        os.replace(repository, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".demo-", dir=path.parent) as scratch:
+            repository = Path(scratch) / "repository"
+            _git("init", "--quiet", "--template=", "--initial-branch=main", str(repository))
+            _git("fast-import", "--quiet", within=repository, stdin=import_stream())
+            _git("reset", "--quiet", "--hard", "main", within=repository)
+            os.replace(repository, path)
+    except OSError as error:
+        raise InfrastructureError(
+            f"the demo subject's repository cannot be written to {path}: {error}"
+        ) from error
 
 
 def import_stream() -> bytes:
     """The whole history in the format that `git fast-import` reads."""
     stream = _Stream()
-    files = _base_tree()
-    mainline = [stream.commit("main", HISTORY[0], files, parents=())]
-    trees = [dict(files)]
-    tags = {}
-    for entry in HISTORY[1:]:
-        tip = mainline[-1]
+    main: list[_Point] = []
+    tags: dict[str, _Point] = {}
+    for entry in HISTORY:
+        parents = main[-1:]
         if isinstance(entry, Merge):
-            fork = len(mainline) - entry.since
-            side, side_files = mainline[fork], dict(trees[fork])
-            for commit in entry.branch:
-                side = stream.commit("softmax-checks", commit, side_files, parents=(side,))
-            files.update(_edited(entry.branch, files))
-            merged = Commit(entry.subject, tag=entry.tag)
-            mark = stream.commit("main", merged, files, parents=(tip, side))
-        else:
-            mark = stream.commit("main", entry, files, parents=(tip,))
-        mainline.append(mark)
-        trees.append(dict(files))
+            parents.append(_branch(stream, "merged", main[-1 - entry.since], entry.branch))
+            edits = tuple(edit for commit in entry.branch for edit in commit.edits)
+            entry = Commit(entry.subject, edits)
+        files = dict(main[-1].files) if main else _base_tree()
+        main.append(stream.commit("main", entry, files, parents))
         if entry.tag:
-            tags[entry.tag] = (mark, dict(files))
-    pull, pull_files = tags[PULL_BASE]
-    for commit in PULL:
-        pull = stream.commit("pull", commit, pull_files, parents=(pull,))
-    for name, (mark, _) in tags.items():
-        stream.reset(f"refs/tags/{name}", mark)
+            tags[entry.tag] = main[-1]
+    pull = _branch(stream, "pull", tags[PULL_BASE], PULL)
+    for name, point in tags.items():
+        stream.reset(f"refs/tags/{name}", point)
     stream.reset(PULL_REF, pull)
-    # The branches' own names were only needed to import them.
-    for name in ("softmax-checks", "pull"):
-        stream.delete(f"refs/heads/{name}")
+    # Commits need a branch to be imported on; these two have had their day.
+    stream.delete("refs/heads/merged")
+    stream.delete("refs/heads/pull")
     return bytes(stream.data)
+
+
+def _branch(stream: _Stream, name: str, base: _Point, commits: tuple[Commit, ...]) -> _Point:
+    tip = base
+    for commit in commits:
+        tip = stream.commit(name, commit, dict(tip.files), [tip])
+    return tip
 
 
 def _base_tree() -> dict[str, str]:
@@ -87,16 +88,12 @@ def _base_tree() -> dict[str, str]:
     return {path.relative_to(TREE).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
-def _edited(commits: tuple[Commit, ...], files: dict[str, str]) -> dict[str, str]:
-    edited = dict(files)
-    for commit in commits:
-        _apply(commit.edits, edited)
-    return edited
+@dataclass(frozen=True)
+class _Point:
+    """A commit in the stream: its mark there and the files it has."""
 
-
-def _apply(edits: tuple[Edit, ...], files: dict[str, str]) -> None:
-    for edit in edits:
-        edit.apply(files)
+    mark: int
+    files: dict[str, str]
 
 
 @dataclass
@@ -107,10 +104,11 @@ class _Stream:
     mark: int = 0
 
     def commit(
-        self, branch: str, commit: Commit, files: dict[str, str], parents: tuple[int, ...]
-    ) -> int:
-        """Apply the commit's edits to `files` and add it; returns its mark."""
-        _apply(commit.edits, files)
+        self, branch: str, commit: Commit, files: dict[str, str], parents: list[_Point]
+    ) -> _Point:
+        """Apply the commit's edits to `files` and add it."""
+        for edit in commit.edits:
+            edit.apply(files)
         self.mark += 1
         when = f"{_START + self.mark * _STEP} +0000"
         message = commit.subject + (f"\n\n{commit.body}" if commit.body else "") + "\n"
@@ -120,17 +118,17 @@ class _Stream:
         self._line(f"committer {_AUTHOR} {when}")
         self._data(message)
         for keyword, parent in zip(("from", "merge"), parents, strict=False):
-            self._line(f"{keyword} :{parent}")
+            self._line(f"{keyword} :{parent.mark}")
         self._line("deleteall")
         for path, text in sorted(files.items()):
             self._line(f"M 100644 inline {path}")
             self._data(text)
-        return self.mark
+        return _Point(self.mark, files)
 
-    def reset(self, ref: str, mark: int) -> None:
+    def reset(self, ref: str, point: _Point) -> None:
         """Point `ref` at a commit."""
         self._line(f"reset {ref}")
-        self._line(f"from :{mark}")
+        self._line(f"from :{point.mark}")
         self._line("")
 
     def delete(self, ref: str) -> None:
@@ -147,7 +145,7 @@ class _Stream:
         self.data += b"data %d\n%s\n" % (len(raw), raw)
 
 
-def _git(*arguments: str, stdin: bytes = b"") -> None:
+def _git(*arguments: str, within: Path | None = None, stdin: bytes = b"") -> None:
     # Nothing of the user's: a configured hook, signature or object format would change the hashes.
     environment = {name: text for name, text in os.environ.items() if not name.startswith("GIT_")}
     environment |= {
@@ -157,7 +155,12 @@ def _git(*arguments: str, stdin: bytes = b"") -> None:
         "LC_ALL": "C",
     }
     done = subprocess.run(
-        ["git", *arguments], input=stdin, env=environment, capture_output=True, check=False
+        ["git", *arguments],
+        cwd=within,
+        input=stdin,
+        env=environment,
+        capture_output=True,
+        check=False,
     )
     if done.returncode != 0:
         reason = done.stderr.decode(errors="replace").strip().splitlines()

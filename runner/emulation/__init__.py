@@ -1,1 +1,1 @@
-"""A small emulation of CUDA's stream capture and of XLA's FFI (C++), and the miniature of TE on it."""
+"""The demo subject: a miniature of TE, and the emulated CUDA and XLA (C++) that it runs on."""

@@ -88,8 +88,9 @@ _CLOSE = """
 }  // namespace transformer_engine
 """
 
-_CAPTURE = """// Calls an execute function so that nothing runs but everything it launches gets loaded: what it
-// enqueues is captured into a graph, which is thrown away.
+_CAPTURE = """\
+// Calls an execute function so that nothing runs but the modules of its kernels get loaded: what
+// it enqueues is captured into a graph, which is thrown away.
 template <typename... Args>
 Error_Type wrapInStreamCapture(std::function<Error_Type(cudaStream_t, Args...)> func,
                                cudaStream_t stream, Args... args) {
@@ -272,8 +273,9 @@ _FIX = (
     Replace(
         FFI_H,
         "// Calls an execute function so that nothing runs",
-        """// A stream of ours to capture on, one per thread and device. Other threads know nothing of it, so
-// the graph that is thrown away never holds work of theirs.
+        """\
+// A stream of ours to capture on, one per thread and device. Other threads know nothing of
+// it, so the graph that is thrown away never holds work of theirs.
 inline cudaStream_t captureStream() {
   thread_local std::map<int, cudaStream_t> streams;
   int device = 0;
@@ -314,7 +316,7 @@ PULL = (
             Replace(
                 FFI_H,
                 _CAPTURE_BODY,
-                """  // XLA's stream is open to other threads, whose work must not end in this graph.
+                """  // XLA's stream is open to other threads: their work must not get in here.
   cudaStream_t own{};
   NVTE_CHECK_CUDA(cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking));
   cudaGraph_t discarded{};
@@ -342,8 +344,8 @@ PULL = (
                 """Initialize
 ==========
 
-Before its first execution a target's initialize stage loads the modules of its kernels. It captures the
-execute stage on a stream of its own and throws the graph away.
+Before its first execution a target's initialize stage loads the modules of its kernels. It
+captures the execute stage on a stream of its own and throws the graph away.
 """,
             ),
         ),
@@ -375,7 +377,8 @@ Every target is called ``te_<operator>_ffi``.
             Replace(
                 f"{CSRC}/extensions/ffi.cpp",
                 "  std::vector<size_t> shape;\n",
-                '  NVTE_CHECK(buffer.dimensions().size() > 0, "Scalars are passed as one element.");\n'
+                "  NVTE_CHECK(buffer.dimensions().size() > 0, "
+                '"Scalars are passed as one element.");\n'
                 "  std::vector<size_t> shape;\n",
             ),
         ),
@@ -440,7 +443,7 @@ In low precision the operands of a GEMM are rounded to a grid of 1/64.
       }
     }
 """,
-                """    // Each sum still takes its products in the order of l, so its bits stay the same.
+                """    // Each sum takes its products in the order of l, so its bits stay.
     for (size_t i = 0; i < m; ++i) {
       for (size_t j = 0; j < n; ++j) c[i * n + j] = 0;
       for (size_t l = 0; l < k; ++l) {
@@ -453,7 +456,7 @@ In low precision the operands of a GEMM are rounded to a grid of 1/64.
 """,
             ),
         ),
-        body="The left operand is rounded once, and memory is read in order. The results do not change.",
+        body="The left operand is rounded once, and memory is read in order. No result changes.",
     ),
     Commit(
         "[JAX] Accept only the activations that there are",
@@ -466,12 +469,15 @@ In low precision the operands of a GEMM are rounded to a grid of 1/64.
             ),
         ),
     ),
-    Commit("Raise the version to 0.2.0", (Write("build_tools/VERSION.txt", "0.2.0\n"),), tag="before"),
+    Commit(
+        "Raise the version to 0.2.0", (Write("build_tools/VERSION.txt", "0.2.0\n"),), tag="before"
+    ),
     Commit(
         "[JAX] Load modules in the initialize stage of norm and activation",
         _RACE,
-        body="A module that is first loaded while XLA captures a command buffer fails the capture. Load\n"
-        "them earlier: give these targets an initialize stage, which captures what they would execute.",
+        body="A module that is first loaded while XLA captures a command buffer fails\n"
+        "the capture. Load them earlier: give these targets an initialize stage,\n"
+        "which captures what they would execute.",
         tag="race",
     ),
     Commit(
@@ -521,9 +527,9 @@ Norm and activation have an initialize stage besides execute.
                 (
                     Replace(
                         SOFTMAX,
-                        "  auto dgrad_tensor = as_tensor(*dgrad_buf);                 \\\n"
+                        "  auto dgrad_tensor = as_tensor(*dgrad_buf);                  \\\n"
                         "  float scale_factor = static_cast<float>(scale_factor_);",
-                        "  auto dgrad_tensor = as_tensor(*dgrad_buf);                 \\\n"
+                        "  auto dgrad_tensor = as_tensor(*dgrad_buf);                  \\\n"
                         "  float scale_factor = checked_scale(scale_factor_);",
                     ),
                 ),
@@ -536,11 +542,10 @@ Norm and activation have an initialize stage besides execute.
         (
             Replace(
                 QUANTIZATION,
-                "  nvte_quantize(input_tensor.data(), output_tensor.data(), scale_inv_tensor.data(), "
-                "stream);\n",
-                "  nvte_quantize(input_tensor.data(), output_tensor.data(), scale_inv_tensor.data(), "
-                "stream);\n"
-                "  count_saturated(output_tensor.data(), stream);\n",
+                "scale_inv_tensor.data(), stream);\n  if (is_dbias) {\n",
+                "scale_inv_tensor.data(), stream);\n"
+                "  count_saturated(output_tensor.data(), stream);\n"
+                "  if (is_dbias) {\n",
             ),
         ),
         tag="broken",
@@ -576,7 +581,8 @@ Norm and activation have an initialize stage besides execute.
             Replace(
                 GEMM,
                 "  nvte_gemm(",
-                "  NVTE_CHECK(lhs_buf.dimensions().size() == 2 && rhs_buf.dimensions().size() == 2,\n"
+                "  NVTE_CHECK(lhs_buf.dimensions().size() == 2 && "
+                "rhs_buf.dimensions().size() == 2,\n"
                 '             "A GEMM takes matrices.");\n'
                 "  nvte_gemm(",
             ),
@@ -638,9 +644,9 @@ Each token goes to the experts with its k best scores; of equal scores the first
     Commit(
         "[JAX] Capture on a stream of our own in the initialize stage",
         _FIX,
-        body="XLA's stream is shared by all host threads: whatever another one enqueued on it while the\n"
-        "capture was open went into the discarded graph. Modules are loaded per context, so any stream\n"
-        "serves.",
+        body="XLA's stream is shared by all host threads: whatever another one enqueued\n"
+        "on it while the capture was open went into the discarded graph. Modules\n"
+        "are loaded per context, so any stream serves.",
         tag="fix",
     ),
     Commit(

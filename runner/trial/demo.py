@@ -28,7 +28,8 @@ COMPUTE_CAPABILITY = (9, 0)
 _LOAD_MS = 3.0
 _KERNELS_IN_CAPTURES = 6
 """Kernels whose modules `norm-act-gemm` loads in its four captures: two of each backward one."""
-_REGISTERED = ("registered", "unregistered")
+_REGISTRATIONS = ("registered", "unregistered")
+_WORKS = ("mix", "copy", "synchronize", "record", "wait", "feed")
 
 
 class EmulatedRuntimeError(RuntimeError):
@@ -56,8 +57,7 @@ def expected_handlers(
 
 def open_program(config: ParentConfig) -> DemoProgram:
     """A new program in this process."""
-    if config.registration not in _REGISTERED:
-        raise ValueError(f"registration must be one of {_REGISTERED}, got {config.registration!r}")
+    _one_of("registration", config.registration, _REGISTRATIONS)
     return DemoProgram(
         _load(config.build_dir), config.registration == "registered", int(config.device)
     )
@@ -104,6 +104,7 @@ class DemoProgram:
     def start_background(self, period_ms: float) -> None:
         """Start the thread that updates the resident buffer; returns after its first update."""
         work = os.environ.get("EMULATION_BACKGROUND", "") or "mix"
+        _one_of("EMULATION_BACKGROUND", work, _WORKS)
         rate = _number("EMULATION_RATE", 0.0)
         if rate > 0:
             period_ms = _KERNELS_IN_CAPTURES * _number("EMULATION_LOAD_MS", _LOAD_MS) / rate
@@ -158,6 +159,11 @@ class DemoProgram:
 
     def _error(self) -> EmulatedRuntimeError:
         return EmulatedRuntimeError(f"INTERNAL: {self._library.emulation_error().decode()}")
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
 
 def _number(name: str, default: float) -> float:

@@ -65,6 +65,8 @@ inline constexpr unsigned int cudaStreamDefault = 0;
 inline constexpr unsigned int cudaStreamNonBlocking = 1;
 inline constexpr unsigned int cudaEventDisableTiming = 2;
 
+extern "C" {
+
 const char *cudaGetErrorName(cudaError_t error);
 const char *cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetLastError();
@@ -101,6 +103,8 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+
+}  // extern "C"
 
 // Stands for `kernel<<<...>>>(...)`: runs `body` on the stream's worker. The first launch of a kernel
 // in a process loads its module, which takes EMULATION_LOAD_MS; like a kernel launch it reports only

@@ -15,8 +15,10 @@ namespace {
 constexpr int kRows = 64;
 constexpr int kColumns = 16;
 constexpr int kUpdatesPerSync = 64;
-constexpr int kSyncEvents = 16;
+constexpr int kEvents = 56;
 constexpr std::chrono::milliseconds kDecode{1};
+// Host time that JAX spends on placing an array, and again on dispatching a small program.
+constexpr std::chrono::microseconds kDispatch{50};
 
 // What the thread does besides placing its rows; EMULATION_BACKGROUND picks one by name.
 enum class Work {
@@ -59,6 +61,8 @@ class Background {
     Update(work == Work::kFeed ? Work::kCopy : work);
     Check(cudaStreamSynchronize(CurrentDevice().compute), "synchronize the compute stream");
     Announce(work == Work::kFeed);
+    // Where in its round the thread stands when the main thread comes to its captures is chance.
+    sync_at_ = static_cast<std::uint64_t>(RandomFraction() * kUpdatesPerSync);
     double wait_ms = period_ms;
     if (random_phase) wait_ms *= RandomFraction();
     while (!Stopped(wait_ms)) {
@@ -105,8 +109,8 @@ class Background {
 
  private:
   void Prepare() {
-    for (cudaEvent_t &event : sync_points_) Check(cudaEventCreate(&event), "create an event");
-    Check(cudaEventCreate(&copied_), "create an event");
+    for (cudaEvent_t &event : computed_) Check(cudaEventCreate(&event), "create an event");
+    for (cudaEvent_t &event : copied_) Check(cudaEventCreate(&event), "create an event");
   }
 
   // One row: the new values go to the device, and a small kernel adds them into the resident buffer,
@@ -117,30 +121,34 @@ class Background {
     int row = Advance(batch);
     void *slot = staged_[row];
     if (work == Work::kMix) {
-      // JAX copies on a stream of its own, ordered by events after and before the compute stream's
-      // work; the events come from a pool.
-      cudaEvent_t sync_point = sync_points_[count_ % kSyncEvents];
-      Check(cudaEventRecord(sync_point, device.compute), "record an event on the compute stream");
-      Check(cudaStreamWaitEvent(device.host_to_device, sync_point), "wait for the compute stream");
+      // JAX copies on a stream of its own, which events order between the compute stream's work. The
+      // events come from a pool, so one that a capture holds is recorded anew some updates later.
+      cudaEvent_t computed = computed_[count_ % kEvents];
+      cudaEvent_t copied = copied_[count_ % kEvents];
+      Check(cudaEventRecord(computed, device.compute), "record an event on the compute stream");
+      Check(cudaStreamWaitEvent(device.host_to_device, computed), "wait for the compute stream");
       Check(cudaMemcpyAsync(slot, batch, sizeof(batch), cudaMemcpyHostToDevice,
                             device.host_to_device),
             "enqueue a copy to the device");
-      Check(cudaEventRecord(copied_, device.host_to_device), "record an event on the copy stream");
-      Check(cudaStreamWaitEvent(device.compute, copied_), "wait for the copy stream");
+      std::this_thread::sleep_for(kDispatch);
+      Check(cudaEventRecord(copied, device.host_to_device), "record an event on the copy stream");
+      Check(cudaStreamWaitEvent(device.compute, copied), "wait for the copy stream");
     } else {
       Check(cudaMemcpyAsync(slot, batch, sizeof(batch), cudaMemcpyHostToDevice, device.compute),
             "enqueue a copy to the device");
+      std::this_thread::sleep_for(kDispatch);
     }
     cudaLaunchHostKernel("dynamic_update_slice", device.compute, [this, row] {
       for (int i = 0; i < kColumns; ++i) resident_[row][i] += staged_[row][i];
     });
     Check(cudaGetLastError(), "launch dynamic_update_slice");
+    std::this_thread::sleep_for(kDispatch);
     if (work == Work::kRecord) {
-      Check(cudaEventRecord(copied_, device.compute), "record an event on the compute stream");
+      Check(cudaEventRecord(computed_[0], device.compute), "record an event on the compute stream");
     } else if (work == Work::kWait) {
       AwaitOnHost(device.compute);
     } else if (work == Work::kSynchronize ||
-               (work == Work::kMix && count_ % kUpdatesPerSync == 0)) {
+               (work == Work::kMix && count_ % kUpdatesPerSync == sync_at_)) {
       Check(cudaStreamSynchronize(device.compute), "synchronize the compute stream");
     }
   }
@@ -202,8 +210,9 @@ class Background {
   bool reached_ = false;
 
   std::uint64_t count_ = 0;
-  cudaEvent_t sync_points_[kSyncEvents] = {};
-  cudaEvent_t copied_ = nullptr;
+  std::uint64_t sync_at_ = 0;
+  cudaEvent_t computed_[kEvents] = {};
+  cudaEvent_t copied_[kEvents] = {};
   std::int32_t expected_[kRows][kColumns] = {};
   std::int32_t staged_[kRows][kColumns] = {};    // device memory
   std::int32_t resident_[kRows][kColumns] = {};  // device memory

@@ -28,19 +28,16 @@ struct Call {
 // A program as XLA would have compiled it: device buffers, and the calls in order.
 class Program {
  public:
-  explicit Program(std::string name) : name(std::move(name)) {}
-
   void Input(const std::string &buffer, std::vector<std::int64_t> dims, int seed);
   void Integers(const std::string &buffer, std::vector<std::int64_t> dims,
                 const std::vector<std::int32_t> &values);
   void Temporary(const std::string &buffer, XLA_FFI_DataType type, std::vector<std::int64_t> dims);
   void Output(const std::string &buffer, XLA_FFI_DataType type, std::vector<std::int64_t> dims);
 
-  std::string name;
   std::map<std::string, XLA_FFI_Buffer> buffers;
   std::map<std::string, std::vector<unsigned char>> memory;
   std::map<std::string, std::vector<unsigned char>> inputs;  // the host's copy
-  std::vector<std::string> outputs;
+  std::vector<std::string> outputs;  // in the order of their bytes in a result
   std::vector<Call> calls;
   bool executed = false;
 

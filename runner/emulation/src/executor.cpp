@@ -47,13 +47,13 @@ void Import() {
   }
 }
 
-void RunStage(Program &program, const Call &call, const char *name, XLA_FFI_ExecutionStage stage) {
+void RunStage(Program &program, const Call &call, const char *key, XLA_FFI_ExecutionStage stage) {
   auto target = State().registered.find(call.target);
   if (target == State().registered.end()) {
     throw std::runtime_error("No registered implementation for FFI custom call to " + call.target +
                              " for platform emulated");
   }
-  auto handler = target->second.find(name);
+  auto handler = target->second.find(key);
   if (handler == target->second.end()) {
     if (stage != XLA_FFI_ExecutionStage_EXECUTE) return;
     throw std::runtime_error(call.target + " has no execute stage");

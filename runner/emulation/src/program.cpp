@@ -26,7 +26,7 @@ Program NormActGemm(std::int64_t scaling_mode) {
   const std::vector<std::int64_t> wide{64, 32};
   const std::vector<std::int64_t> row{32};
   const std::vector<std::int64_t> column{64};
-  Program p("norm-act-gemm");
+  Program p;
   p.Input("x", wide, 1);
   p.Input("gamma", row, 2);
   p.Input("beta", row, 3);
@@ -83,7 +83,7 @@ Program SoftmaxQuantizeRouter(std::int64_t scaling_mode) {
   const std::vector<std::int64_t> scores{2, 2, 16, 16};
   const std::vector<std::int64_t> tokens{64, 32};
   const std::vector<std::int64_t> experts{64, 16};
-  Program p("softmax-quantize-router");
+  Program p;
   p.Input("x", tokens, 1);
   p.Input("scores", scores, 2);
   p.Input("dprobs", scores, 3);

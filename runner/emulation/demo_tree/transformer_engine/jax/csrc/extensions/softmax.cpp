@@ -7,8 +7,8 @@
 namespace transformer_engine {
 namespace jax {
 
-#define SOFTMAX_FORWARD_COMMON_BLOCK         \
-  auto input_tensor = as_tensor(input_buf);  \
+#define SOFTMAX_FORWARD_COMMON_BLOCK           \
+  auto input_tensor = as_tensor(input_buf);    \
   auto output_tensor = as_tensor(*output_buf); \
   float scale_factor = static_cast<float>(scale_factor_);
 
@@ -63,10 +63,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ScaledUpperTriangMaskedSoftmaxForwardHandler,
                                   .Attr<double>("scale_factor"),
                               FFI_CudaGraph_Traits);
 
-#define SOFTMAX_BACKWARD_COMMON_BLOCK                        \
-  auto grad_output_tensor = as_tensor(grad_output_buf);      \
+#define SOFTMAX_BACKWARD_COMMON_BLOCK                         \
+  auto grad_output_tensor = as_tensor(grad_output_buf);       \
   auto softmax_output_tensor = as_tensor(softmax_output_buf); \
-  auto dgrad_tensor = as_tensor(*dgrad_buf);                 \
+  auto dgrad_tensor = as_tensor(*dgrad_buf);                  \
   float scale_factor = static_cast<float>(scale_factor_);
 
 Error_Type ScaledSoftmaxBackwardFFI(cudaStream_t stream, Buffer_Type grad_output_buf,
