@@ -87,7 +87,7 @@ class Builds:
                 recipe.compile(tree, out, log)
             except BuildError as error:
                 text = log.read_text(errors="replace") if log.is_file() else error.log
-                return _failed(key, error, text, time.monotonic() - started)
+                return failed_build(key, error, text, time.monotonic() - started)
             made = PreparedBuild(
                 key=key,
                 seconds=round(time.monotonic() - started, 3),
@@ -131,7 +131,7 @@ def git_build(
     return builds.build(build_id, recipe_of(commit))
 
 
-def _failed(key: str, error: BuildError, log: str, seconds: float) -> PreparedBuild:
+def failed_build(key: str, error: BuildError, log: str, seconds: float = 0.0) -> PreparedBuild:
     """A commit that does not build; what the log shows to be the host's fault is the host's."""
     verdict = classify(Evidence(kind="build", exit_status=1, output=log, error=str(error)))
     if verdict.outcome is Outcome.INFRA_ERROR:

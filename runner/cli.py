@@ -107,7 +107,7 @@ def run(
     )
     plan = replace(plan, folder=settings.runs / plan.run)
     plan.folder.mkdir(parents=True)
-    a_run = Run(plan, _sandbox(sandbox, plan, settings))
+    a_run = Run(plan, _sandbox(sandbox, plan, opened.trial_environment(found.device)))
     with ExitStack() as stack:
         out = stack.enter_context(events.open("a")) if events else None
         progress = report.PlainProgress(sys.stdout)
@@ -211,10 +211,10 @@ def _build_all(
     return builds
 
 
-def _sandbox(name: str, plan: Plan, settings: Settings) -> Sandbox:
+def _sandbox(name: str, plan: Plan, environment: dict[str, str]) -> Sandbox:
     if name == "process":
-        cache = settings.runs / plan.run / "jax-cache"
-        return ProcessSandbox(plan.folder, environment={"JAX_COMPILATION_CACHE_DIR": str(cache)})
+        environment["JAX_COMPILATION_CACHE_DIR"] = str(plan.folder / "jax-cache")
+        return ProcessSandbox(plan.folder, environment=environment)
     raise InputError(f"--sandbox: unknown {name!r}; known: process")
 
 

@@ -15,7 +15,7 @@ from runner.device import HostDevices
 from runner.errors import RefError
 from runner.matrix import Program
 from runner.matrix import Recipe as Precision
-from runner.result import Commit
+from runner.result import Commit, Device
 from runner.run import BuildId, PreparedBuild
 from runner.store import Store
 from runner.subject import Options, Request
@@ -76,6 +76,10 @@ class DemoSubject:
     def devices(self, wanted: Sequence[str]) -> HostDevices:
         """See Subject."""
         return device.emulated(wanted)
+
+    def trial_environment(self, device: Device) -> dict[str, str]:
+        """See Subject."""
+        return {"EMULATION_DEVICES": str(max(map(int, device.ids)) + 1)}
 
     def expected_handlers(
         self, program: Program, recipe: Precision, compute_capability: tuple[int, int]

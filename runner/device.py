@@ -30,8 +30,8 @@ def gpus() -> list[tuple[str, ...]]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         raise InfrastructureError(
-            "no GPU here: nvidia-smi is not installed; run where an NVIDIA driver is, make a bundle "
-            "for such a host with `racewatch bundle`, or use --subject demo"
+            "no GPU here: nvidia-smi is not installed; run where an NVIDIA driver is, make a "
+            "bundle for such a host with `racewatch bundle`, or use --subject demo"
         )
     command = [tool, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
     try:

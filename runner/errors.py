@@ -2,7 +2,7 @@
 
 
 class RacewatchError(Exception):
-    """Root of the tree. `str(error)` is one sentence that names the thing, the value and the way out."""
+    """Root of the tree: `str(error)` is a sentence naming the thing, the value, the way out."""
 
     exit_code = 3
 

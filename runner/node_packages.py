@@ -1,4 +1,4 @@
-"""The Python packages that TE imports, for a node that has only Python, JAX and CUDA's libraries."""
+"""The Python packages that TE imports, for a node that has only Python, JAX and CUDA."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from runner.outcome import FAILURES, Outcome
 from runner.rates import percent
-from runner.result import CellResult, Event, Fold, RunEnded, RunStarted, TrialFinished
+from runner.result import CellResult, Event, Fold, RunStarted, TrialFinished
 
 HEADINGS = ("cell", "trials", "failed", "outcomes", "rate", "95 % interval", "verdict")
 EMULATED = "EMULATED: no GPU took part; these rates say nothing about a real device"
@@ -75,6 +75,8 @@ def closing(fold: Fold) -> list[str]:
     if lost:
         signatures = sorted({trial.signature for trial in lost})
         lines.append(f"{len(lost)} infra_error, not counted: {'; '.join(signatures)}")
+    if fold.ended is not None:
+        lines += fold.ended.notes
     if fold.ended is None:
         lines.append("interrupted: the stream of events stops early")
     elif fold.ended.status != "complete":
@@ -139,5 +141,3 @@ class PlainProgress:
                 file=self._out,
                 flush=True,
             )
-        elif isinstance(event, RunEnded) and event.status != "complete":
-            print(f"{event.status}: {event.reason}", file=self._out, flush=True)

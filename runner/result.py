@@ -115,13 +115,17 @@ class TrialFinished:
 
 @dataclass(frozen=True)
 class RunEnded:
-    """The `end` event. status: `complete`, `interrupted` or `failed`, with a sentence."""
+    """The `end` event. status: `complete`, `interrupted` or `failed`, with a sentence.
+
+    notes: what happened on the way that the counts do not say, such as a device that was lost.
+    """
 
     run: str
     status: str
     reason: str = ""
     finished: str = ""
     seconds: float = 0.0
+    notes: tuple[str, ...] = ()
 
 
 Event = RunStarted | TrialFinished | RunEnded
@@ -182,7 +186,7 @@ def _load_trial(data: dict[str, Any]) -> TrialFinished:
 _LOADERS: dict[str, Callable[[dict[str, Any]], Event]] = {
     "run": _load_run,
     "trial": _load_trial,
-    "end": lambda data: RunEnded(**data),
+    "end": lambda data: RunEnded(**{**data, "notes": tuple(data["notes"])}),
 }
 
 
@@ -257,6 +261,7 @@ class Fold:
             "reason": self.ended.reason if self.ended else "the stream of events stops early",
             "finished": self.ended.finished if self.ended else "",
             "seconds": self.ended.seconds if self.ended else None,
+            "notes": list(self.ended.notes) if self.ended else [],
             "trials_planned": started.trials_planned,
             "builds": {key: dict(build) for key, build in started.builds.items()},
             "cells": [cell.as_json() for cell in self.cells()],

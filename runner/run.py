@@ -78,7 +78,6 @@ class Plan:
     folder: Path
     expected_handlers: Callable[[Program, Recipe, tuple[int, int]], tuple[str, ...]]
     command: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
     fallback_path: tuple[str, ...] = ()
     deadlines: Deadlines = field(default_factory=Deadlines)
     fresh: bool = False
@@ -115,6 +114,8 @@ class Run:
         self._references: dict[tuple[Program, str], str | None] = {}
         self._versions: dict[str, str] = {}
         self._fresh_reason = ""
+        self._supervisor: Supervisor | None = None
+        self._streaks: Counter[str] = Counter()
         self._began = time.monotonic()
 
     def __iter__(self) -> Iterator[Event]:
@@ -129,25 +130,29 @@ class Run:
         finally:
             if started:
                 end = RunEnded(
-                    self.plan.run, status, reason, _now(), round(time.monotonic() - self._began, 3)
+                    run=self.plan.run,
+                    status=status,
+                    reason=reason,
+                    finished=_now(),
+                    seconds=round(time.monotonic() - self._began, 3),
+                    notes=self._supervisor.notes if self._supervisor else (),
                 )
                 self.fold.add(end)
         yield end
 
     def _events(self) -> Iterator[Event]:
-        supervisor = Supervisor(self._lanes())
+        supervisor = self._supervisor = Supervisor(self._lanes())
         try:
-            for finished in supervisor.run(deque(self._first_assignments())):
+            self._queue.extend(self._first_assignments())
+            for finished in supervisor.run(self._queue):
                 yield from self._announce()
-                yield self._judge(finished)
+                yield self._take(finished)
             yield from self._announce()
             self._queue.extend(self._assign(cell) for cell in self._rest())
             if self._hopeless():
                 return
             for finished in supervisor.run(self._queue):
-                event = self._judge(finished)
-                self._replace(finished, event)
-                yield event
+                yield self._take(finished)
                 if self._hopeless():
                     return
         finally:
@@ -353,6 +358,20 @@ class Run:
         if not set(build.initialize) & set(expected):
             return tuple(expected)
         return tuple(h for h in expected if h in build.initialize and h not in entered)
+
+    def _take(self, finished: Finished) -> TrialFinished:
+        event = self._judge(finished)
+        self._replace(finished, event)
+        self._watch(event)
+        return event
+
+    def _watch(self, event: TrialFinished) -> None:
+        """Take out a device that gives nothing but infrastructure errors, where others remain."""
+        infra = event.outcome is Outcome.INFRA_ERROR
+        streak = self._streaks[event.device] = self._streaks[event.device] + 1 if infra else 0
+        if streak >= HOPELESS and self._supervisor is not None:
+            reason = f"{streak} infrastructure errors in a row ({event.signature})"
+            self._supervisor.retire(event.device, reason)
 
     def _replace(self, finished: Finished, event: TrialFinished) -> None:
         """Give a trial that infrastructure cost a second chance, as a new trial of its cell."""

@@ -10,13 +10,13 @@ from typing import Protocol
 from runner.device import HostDevices
 from runner.errors import SubjectError
 from runner.matrix import Program, Recipe
-from runner.result import Commit
+from runner.result import Commit, Device
 from runner.run import BuildId, PreparedBuild
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user names: a ref or pull request, pull requests to merge, or a release's version."""
+    """What the user names: a ref or pull request, pulls to merge, or a release's version."""
 
     ref: str = ""
     version: str = ""
@@ -53,6 +53,10 @@ class Subject(Protocol):
         """The devices of this host that its trials run on."""
         ...
 
+    def trial_environment(self, device: Device) -> dict[str, str]:
+        """What its trials' environment holds besides, on that device."""
+        ...
+
     def expected_handlers(
         self, program: Program, recipe: Recipe, compute_capability: tuple[int, int]
     ) -> tuple[str, ...]:
@@ -65,7 +69,11 @@ NAMES = ("demo", "te")
 
 @dataclass(frozen=True)
 class Options:
-    """How a subject is opened: `repository` is a git URL or a folder, empty for the subject's own."""
+    """How a subject is opened.
+
+    repository: a git URL or a folder, empty for the subject's own. architecture: of the GPU that
+    is built for, such as `90`; empty for this host's.
+    """
 
     folders: Folders
     repository: str = ""

@@ -11,15 +11,15 @@ from pathlib import Path
 from filelock import FileLock
 
 from runner import device, fatbin, git, te_core, te_extension, te_site, te_source, toolchain
-from runner.build import Builds, Recipe, git_build
+from runner.build import Builds, Recipe, failed_build, git_build
 from runner.build_command import CompilerCache
 from runner.device import HostDevices
-from runner.errors import SubjectError
+from runner.errors import BuildError, SubjectError
 from runner.matrix import Program
 from runner.matrix import Recipe as Precision
 from runner.node_packages import node_packages
 from runner.outcome import Outcome
-from runner.result import Commit
+from runner.result import Commit, Device
 from runner.run import BuildId, PreparedBuild
 from runner.store import Store
 from runner.subject import Options, Request
@@ -88,11 +88,28 @@ class TeSubject:
             return built
         for pull in build_id.pulls:
             commit = self._git().merge(commit, pull)
-        core = te_core.core_for(
-            self._git(), commit, self._environment(), self._needed_architecture(),
-            cache=self._cache, store=self._store, jobs=self._options.jobs,
-        )  # fmt: skip
-        return self._on_core(built, core.path, core.key)
+        try:
+            core = self._core(commit)
+        except BuildError as error:
+            return failed_build(built.key, error, error.log)
+        return self._on_core(built, core.library, core.key)
+
+    def _core(self, commit: Commit) -> te_core.Core:
+        """A released core where the commit's core sources are that release's, else from source."""
+        cores = te_core.Cores(
+            self._git(),
+            self._toolchain,
+            self._cache,
+            self._store,
+            self._options.jobs,
+            self._compiler_cache(),
+        )
+        return cores.released(commit.sha) or cores.build(
+            commit.sha, self._environment(), self._needed_architecture()
+        )
+
+    def _compiler_cache(self) -> CompilerCache | None:
+        return CompilerCache(self._cache / "ccache") if shutil.which("ccache") else None
 
     def _build_release(self, commit: Commit, build_id: BuildId) -> PreparedBuild:
         if build_id.pulls:
@@ -147,7 +164,7 @@ class TeSubject:
             out,
             log=log,
             jobs=self._options.jobs,
-            cache=CompilerCache(self._cache / "ccache") if shutil.which("ccache") else None,
+            cache=self._compiler_cache(),
         )
 
     def _identity(self) -> dict[str, str]:
@@ -156,7 +173,7 @@ class TeSubject:
     def _on_core(self, built: PreparedBuild, library: Path, core_key: str) -> PreparedBuild:
         """The build as a run takes it, on a core with the device code of one architecture."""
         architecture = self._needed_architecture()
-        core = self._cache / "cores" / f"{core_key}-sm{architecture}" / te_site.CORE_LIBRARY
+        core = self._cache / "trimmed-cores" / f"{core_key}-sm{architecture}" / te_site.CORE_LIBRARY
         with FileLock(f"{_made(core.parent.parent)}/{core.parent.name}.lock"):
             if not core.is_file():
                 fatbin.keep_architecture(library, core, architecture)
@@ -174,6 +191,10 @@ class TeSubject:
     def devices(self, wanted: Sequence[str]) -> HostDevices:
         """See Subject."""
         return device.cuda(wanted)
+
+    def trial_environment(self, device: Device) -> dict[str, str]:
+        """See Subject."""
+        return {}
 
     def node_packages(self) -> Path:
         """A folder of the Python packages that TE imports, for a node that lacks them."""

@@ -8,6 +8,7 @@ interpreter. End of standard input ends it, and every trial with it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -170,17 +171,15 @@ class Parent:
 
 
 def _kill_group(pid: int) -> None:
-    for target in (lambda: os.killpg(pid, signal.SIGKILL), lambda: os.kill(pid, signal.SIGKILL)):
-        try:
-            target()
-        except (ProcessLookupError, PermissionError):  # already gone, or not yet its own group
-            continue
+    # A child that has just been forked is not yet a group of its own.
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
 
 
 def main() -> None:
     """Serve until standard input ends."""
     config = ParentConfig.of(json.loads(sys.argv[1]))
-    # The supervisor's death closes our standard input, which ends us; this covers a hang in between.
     events_fd = int(sys.argv[2])
     os.set_inheritable(events_fd, False)
     Parent(config, events_fd).serve()

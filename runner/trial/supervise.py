@@ -47,7 +47,7 @@ class Assignment:
 
 @dataclass
 class Finished:
-    """What one trial left. `facts` is its device, `result` the child's own report, if it made one."""
+    """What one trial left: `facts` of its device, `result` the child's own report (if any)."""
 
     assignment: Assignment
     device: str
@@ -108,17 +108,27 @@ class Lane:
         self._on_ready = on_ready
         self._parents: dict[tuple[str, str], _Parent] = {}
         self._running: dict[int, _Running] = {}
-        self.losses = 0
+        self.retired = ""
+        self._lost_parent = ""
 
     def run(
         self,
         take: Callable[[], Assignment | None],
         emit: Callable[[Finished], None],
         stopped: threading.Event,
+        others: Callable[[], bool],
     ) -> None:
-        """Run what `take` gives until it gives None and nothing runs, or until `stopped`."""
+        """Run what `take` gives until it gives None and nothing runs, or until `stopped`.
+
+        A lane that loses a parent retires when there are `others`: a device that is gone must not
+        cost a run more than the trials that were on it.
+        """
         while not stopped.is_set():
-            while len(self._running) < self._parallel and (assignment := take()):
+            if self._lost_parent and others():
+                self.retired = f"device {self.device} was taken out: {self._lost_parent}"
+            while (
+                not self.retired and len(self._running) < self._parallel and (assignment := take())
+            ):
                 self._start(assignment, emit)
             if not self._running:
                 return
@@ -211,8 +221,8 @@ class Lane:
         self, key: tuple[str, str], parent: _Parent, emit: Callable[[Finished], None]
     ) -> None:
         """The parent is gone: what it ran is lost, and the next trial gets a new one."""
-        self.losses += 1
         del self._parents[key]
+        self._lost_parent = parent.error or "a parent process of its trials ended"
         words = parent.error or f"the parent of this trial is gone\n{parent.handle.last_words()}"
         parent.handle.close()
         for index, running in list(self._running.items()):
@@ -319,7 +329,7 @@ class Supervisor:
 
         def work(lane: Lane) -> None:
             try:
-                lane.run(take, finished.put, stopped)
+                lane.run(take, finished.put, stopped, lambda: self._others(lane))
             except BaseException as error:
                 finished.put(error)
             finally:
@@ -329,7 +339,7 @@ class Supervisor:
         try:
             while True:
                 for lane in self._lanes:
-                    if assignments and lane not in threads:
+                    if assignments and lane not in threads and not lane.retired:
                         threads[lane] = threading.Thread(target=work, args=(lane,))
                         threads[lane].start()
                 if not threads and finished.empty():
@@ -345,6 +355,20 @@ class Supervisor:
             stopped.set()
             for thread in threads.values():
                 thread.join()
+
+    def retire(self, device: str, reason: str) -> None:
+        """Give a device no more trials, unless it is the last."""
+        for lane in self._lanes:
+            if lane.device == device and self._others(lane):
+                lane.retired = lane.retired or f"device {device} was taken out: {reason}"
+
+    def _others(self, lane: Lane) -> bool:
+        return any(not one.retired for one in self._lanes if one is not lane)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What happened to lanes, a sentence each."""
+        return tuple(lane.retired for lane in self._lanes if lane.retired)
 
     def close(self) -> None:
         """End every parent and every trial."""
