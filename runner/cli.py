@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
+import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -163,6 +164,25 @@ def bundle(
         part_mib=part_mib,
     )
     print(f"{packed.size / 1e6:.1f} MB in {', '.join(map(str, packed.parts))}")
+
+
+@app.command()
+def demo(
+    trials: Annotated[int | None, typer.Option(help="trials of each cell")] = None,
+) -> None:
+    """Build the demo's commit that brings the race and the one that fixes it; run both.
+
+    Exit status 0 when the first races and the second does not, else 1.
+    """
+    statuses = {}
+    for ref in ("race", "fix"):
+        print(f"\n== demo subject, commit `{ref}` ==\n", flush=True)
+        command = [sys.executable, "-m", "runner.cli", "run", "--subject", "demo", "--ref", ref]
+        command += ["--trials", str(trials)] if trials else []
+        statuses[ref] = subprocess.run(command, check=False).returncode
+    told = statuses == {"race": 1, "fix": 0}
+    print("\nthe race is in `race` and gone in `fix`" if told else f"\nunexpected: {statuses}")
+    raise typer.Exit(0 if told else 1)
 
 
 @app.command("matrices")
