@@ -153,8 +153,9 @@ class Repository:
 
         A path that the commit lacks has no entry.
         """
-        listed = self._git("ls-tree", "-z", "--full-tree", sha, "--", *paths).stdout
-        return {path: entry for _, entry, path in _entries(listed)}
+        # -t, or a folder is passed over where a path inside it is asked for too.
+        listed = self._git("ls-tree", "-t", "-z", "--full-tree", sha, "--", *paths).stdout
+        return {path: entry for _, entry, path in _entries(listed) if path in paths}
 
     def blobs(self, sha: str, folder: str) -> dict[str, str]:
         """Object hash of every file below a folder of a commit, submodules included."""
