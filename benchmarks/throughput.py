@@ -5,8 +5,8 @@ Run by hand, on a GPU host from an unpacked bundle or anywhere on the demo:
     python3 benchmarks/throughput.py --command 'python3 run.py'
     python3 benchmarks/throughput.py --command 'racewatch run --subject demo --ref race'
 
-Every row is a whole run of the same command, timed from outside, start-up and build look-up and all.
-The second table compares the failure rate of a racing cell at each K with that at one at a time.
+Every row is a whole run of the same command, timed from outside, start-up and build look-up and
+all. The second table compares the failure rate of a racing cell at each K with that at one at a time.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--passing", default="owned-stream, background", help="a cell that passes")
     parser.add_argument("--racing", default="stock, background", help="a cell that fails")
     parser.add_argument("--fresh-trials", type=int, default=8)
-    parser.add_argument("--trials", type=int, default=64)
+    parser.add_argument("--trials-per-slot", type=int, default=16, help="trials are this x K")
     parser.add_argument("--racing-trials", type=int, default=24)
     parser.add_argument("--parallel", default="1,4,8,16", help="the K to try")
     options = parser.parse_args()
@@ -83,15 +83,17 @@ def main() -> None:
     for k in ks:
         label = f"forked, {k} at a time"
         extra = ["--parallel", str(k)]
-        rows.append(measure(options.command, label, options.passing, options.trials, extra))
-    print(f"{options.passing}: {'trials':>30} {'seconds':>8} {'s/trial':>8} {'/minute':>8} {'ratio':>6}")
+        trials = options.trials_per_slot * k
+        rows.append(measure(options.command, label, options.passing, trials, extra))
+    print(f"{options.passing}:")
+    print(f"{'':<40} {'trials':>6} {'seconds':>8} {'s/trial':>8} {'/minute':>8} {'ratio':>6}")
     for row in rows:
         print(
-            f"{row.label:<50} {row.trials:>6} {row.seconds:>8.1f} {row.seconds / row.trials:>8.2f} "
+            f"{row.label:<40} {row.trials:>6} {row.seconds:>8.1f} {row.seconds / row.trials:>8.2f} "
             f"{row.per_minute:>8.1f} {row.per_minute / rows[0].per_minute:>6.1f}"
         )
     print(f"\n{options.racing}: failures by trials at a time")
-    for k in sorted({1, *ks}):
+    for k in sorted({1, max(ks)}):
         extra = ["--parallel", str(k)]
         row = measure(options.command, str(k), options.racing, options.racing_trials, extra)
         print(f"{k:>3} at a time: {row.k}/{row.n} failed, {row.seconds:.1f} s")
