@@ -5,8 +5,8 @@ Run by hand, on a GPU host from an unpacked bundle or anywhere on the demo:
     python3 benchmarks/throughput.py --command 'python3 run.py'
     python3 benchmarks/throughput.py --command 'racewatch run --subject demo --ref race'
 
-Every row is a whole run of the same command, timed from outside, start-up and build look-up and
-all. The second table compares the failure rate of a racing cell at each K with that at one at a time.
+Every row is a whole run of the same command, timed from outside, its start-up included. The second
+table compares the failure rate of a racing cell at each K with that at one at a time.
 """
 
 from __future__ import annotations
