@@ -131,6 +131,31 @@ def git_build(
     return builds.build(build_id, recipe_of(commit))
 
 
+def git_base(repository: Repository, commit: Commit) -> Commit | None:
+    """A pull request's merge base with the default branch, else the first parent, if there is one.
+
+    A pull request that is merged already is its own merge base: its first parent counts there.
+    """
+    if commit.ref.startswith("pull/"):
+        branch = _default_branch(repository)
+        base = repository.merge_base(commit, branch) if branch else None
+        if base is not None and base.sha != commit.sha:
+            return base
+    history = repository.first_parent(commit)
+    return history[1] if len(history) > 1 else None
+
+
+def _default_branch(repository: Repository) -> Commit | None:
+    # A mirror does not keep which branch its remote's HEAD names, and a clone's own HEAD is
+    # whatever was checked out.
+    for name in ("main", "master", "HEAD"):
+        try:
+            return repository.resolve(name)
+        except RefError:
+            continue
+    return None
+
+
 def failed_build(key: str, error: BuildError, log: str, seconds: float = 0.0) -> PreparedBuild:
     """A commit that does not build; what the log shows to be the host's fault is the host's."""
     verdict = classify(Evidence(kind="build", exit_status=1, output=log, error=str(error)))

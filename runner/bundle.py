@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from runner import te_site
 from runner.errors import InfrastructureError, InputError
 from runner.result import Commit
-from runner.run import HARNESS, BuildId, PreparedBuild
+from runner.run import HARNESS, Base, BuildId, PreparedBuild
 
 ROOT = Path(__file__).parent
-SCHEMA = 1
+SCHEMA = 2
+SUFFIX = ".tar.xz"
 HARNESS_FILES = (
     "__init__.py",
     "errors.py",
@@ -46,6 +49,7 @@ class BundledCommit:
 
     commit: Commit
     builds: Mapping[BuildId, PreparedBuild]
+    base: Base | None = None
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,8 @@ def pack(
     dependencies: a folder of Python packages that TE imports, used where the node has none.
     Raises InfrastructureError where it cannot be written; nothing half-written is left.
     """
-    if part_mib is not None and part_mib < 1:
-        raise InputError(f"--part-mib: must be at least 1, got {part_mib}")
-    if not out.parent.is_dir():
-        raise InputError(f"-o: no folder {out.parent} to write {out.name} to")
-    name = out.name.removesuffix(".tar.xz")
+    check_target(out, part_mib)
+    name = out.name.removesuffix(SUFFIX)
     try:
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=out.parent) as scratch:
             tree = Path(scratch) / name
@@ -86,6 +87,18 @@ def pack(
             return _place(packed, out, part_mib)
     except OSError as error:
         raise InfrastructureError(f"bundle {out}: cannot be written: {error.strerror}") from error
+
+
+def check_target(out: Path, part_mib: int | None) -> None:
+    """Raises InputError where a bundle cannot be written to that file, or in such parts."""
+    if part_mib is not None and part_mib < 1:
+        raise InputError(f"--part-mib: must be at least 1, got {part_mib}")
+    if not out.name.endswith(SUFFIX) or out.name == SUFFIX:
+        raise InputError(f"-o: a bundle's name ends in {SUFFIX}, got {out.name!r}")
+    if not out.absolute().parent.is_dir():
+        raise InputError(f"-o: no folder {out.absolute().parent} to write {out.name} to")
+    if out.is_dir():
+        raise InputError(f"-o: {out} is a folder, name a file in it")
 
 
 def _lay_out(
@@ -109,10 +122,13 @@ def _lay_out(
     for bundled in commits:
         builds = []
         for build_id, build in bundled.builds.items():
-            row = asdict(build)
-            row["folder"] = _carry(tree, build) if build.folder else ""
+            row = _row(tree, build)
             builds.append({"kind": build_id.kind, "pulls": build_id.pulls, "build": row})
-        rows.append({"commit": asdict(bundled.commit), "builds": builds})
+        base = bundled.base and {
+            "commit": asdict(bundled.base.commit),
+            "build": _row(tree, bundled.base.build),
+        }
+        rows.append({"commit": asdict(bundled.commit), "builds": builds, "base": base})
     manifest = {
         "schema": SCHEMA,
         "harness": HARNESS,
@@ -121,6 +137,12 @@ def _lay_out(
         "commits": rows,
     }
     (tree / "bundle.json").write_text(json.dumps(manifest, indent=1, default=dict) + "\n")
+
+
+def _row(tree: Path, build: PreparedBuild) -> dict[str, Any]:
+    """A build in the manifest: nothing of when and how fast this host made it."""
+    folder = _carry(tree, build) if build.folder else ""
+    return asdict(replace(build, folder=folder, seconds=0.0, cached=True))
 
 
 def _carry(tree: Path, build: PreparedBuild) -> str:
@@ -166,6 +188,7 @@ def _place(packed: Path, out: Path, part_mib: int | None) -> Bundle:
     size = packed.stat().st_size
     if part_mib is None:
         packed.replace(out)
+        _remove_parts(out, from_number=0)
         return Bundle((out,), size)
     parts: list[Path] = []
     with packed.open("rb") as whole:
@@ -177,4 +200,13 @@ def _place(packed: Path, out: Path, part_mib: int | None) -> Bundle:
     for part in parts:
         placed.append(out.with_name(part.name))
         part.replace(placed[-1])
+    _remove_parts(out, from_number=len(placed))
     return Bundle(tuple(placed), size)
+
+
+def _remove_parts(out: Path, from_number: int) -> None:
+    """Remove parts of an earlier bundle of that name, which would spoil `cat out.part*`."""
+    for old in out.parent.glob(f"{glob.escape(out.name)}.part*"):
+        number = old.name.removeprefix(f"{out.name}.part")
+        if number.isdigit() and int(number) >= from_number:
+            old.unlink()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-import signal
 import subprocess
 import sys
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -19,17 +18,36 @@ from runner import bundle as bundling
 from runner import device as host
 from runner import matrix as matrices
 from runner import report
-from runner.errors import InputError, RacewatchError
+from runner.errors import InputError
 from runner.live import LiveProgress
-from runner.node import carry_out, write_json
+from runner.node import (
+    carry_out,
+    check_output,
+    check_parallel,
+    check_progress,
+    conclude,
+    device_ids,
+    guarded,
+    in_own_folder,
+)
 from runner.outcome import Outcome
 from runner.result import Commit
-from runner.run import BuildId, Plan, PreparedBuild, Run, builds_of, default_parallel
+from runner.run import (
+    Base,
+    BuildId,
+    Plan,
+    PreparedBuild,
+    Run,
+    builds_of,
+    default_parallel,
+    needs_base,
+)
 from runner.sandbox.base import Sandbox
 from runner.sandbox.process import ProcessSandbox
 from runner.settings import Settings
 from runner.subject import Options, Request, Subject, open_subject
 from runner.trial.supervise import Deadlines
+from runner.variants.names import BuildKind
 
 app = typer.Typer(
     help="Race trials, failure rates and bisection of TransformerEngine commits on a GPU.",
@@ -79,17 +97,16 @@ def run(
     """
     settings = Settings.load()
     wanted = matrices.load(matrix).with_trials(trials).only(tuple(cell or ()))
-    if progress_s <= 0:
-        raise InputError(f"--progress-s: must be more than 0, got {progress_s:g}")
-    _check_output(json, "--json")
-    _check_output(events, "--events")
+    check_progress(progress_s)
+    check_parallel(parallel)
+    check_output(json, "--json")
+    check_output(events, "--events")
+    _check_sandbox(sandbox)
     opened = open_subject(subject, Options(settings.folders, repository=repo, toolchain=toolchain))
     commit = opened.resolve(_request(ref, version, with_ or []))
-    found = opened.devices([part for part in devices.split(",") if part])
+    found = opened.devices(device_ids(devices))
     if parallel is None:
         parallel = default_parallel(found.device, found.memory_gib, host.cores())
-    if parallel < 1:
-        raise InputError(f"--parallel: must be at least 1, got {parallel}")
     console = Console()
     builds = _build_all(opened, commit, builds_of(wanted), console)
     plan = Plan(
@@ -105,23 +122,20 @@ def run(
         command=shlex.join(["racewatch", *sys.argv[1:]]),
         deadlines=replace(Deadlines(), progress=progress_s),
         fresh=fresh,
+        base=_build_base(opened, commit, builds, console),
     )
-    plan = replace(plan, folder=settings.runs / plan.run)
-    plan.folder.mkdir(parents=True)
-    a_run = Run(plan, _sandbox(sandbox, plan, opened.trial_environment(found.device)))
-    with ExitStack() as stack:
-        out = stack.enter_context(events.open("a")) if events else None
-        progress = report.PlainProgress(sys.stdout)
-        if console.is_terminal:
-            live = stack.enter_context(Live(console=console, refresh_per_second=4))
-            fold = carry_out(a_run, LiveProgress(live), out)
-        else:
-            fold = carry_out(a_run, progress, out)
-    if json:
-        write_json(fold, json)
-    print("\n" + report.table(fold))
-    print(f"logs: {plan.folder}")
-    raise typer.Exit(fold.exit_code)
+    plan = in_own_folder(plan)
+    a_run = Run(plan, _sandbox(plan, opened.trial_environment(found.device)))
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=4) as live:
+            ending = carry_out(a_run, LiveProgress(live), events)
+    else:
+        ending = carry_out(a_run, report.PlainProgress(sys.stdout), events)
+    try:
+        status = conclude(ending, json)
+    finally:
+        print(f"logs: {plan.folder}")
+    raise typer.Exit(status)
 
 
 @app.command()
@@ -143,6 +157,9 @@ def bundle(
     settings = Settings.load()
     if subject != "te":
         raise InputError(f"bundle: only te runs on a GPU node, got --subject {subject!r}")
+    if not re.fullmatch(r"[1-9][0-9]{1,2}", arch):
+        raise InputError(f"--arch: must be a compute capability such as 90, got {arch!r}")
+    bundling.check_target(out, part_mib)
     wanted = [matrices.load(name) for name in matrix or ["issue-3863", "quick", "after-fix"]]
     needed = list(dict.fromkeys(build for m in wanted for build in builds_of(m)))
     opened = open_subject(subject, Options(settings.folders, repo, toolchain, architecture=arch))
@@ -154,7 +171,8 @@ def bundle(
     for request in requests:
         commit = opened.resolve(request)
         builds = _build_all(opened, commit, needed, console)
-        commits.append(bundling.BundledCommit(commit, builds))
+        base = _build_base(opened, commit, builds, console)
+        commits.append(bundling.BundledCommit(commit, builds, base))
     packed = bundling.pack(
         commits,
         architecture=arch,
@@ -200,7 +218,7 @@ def _request(ref: str, version: str, pulls: list[str]) -> Request:
     numbers = []
     for pull in pulls:
         number = pull.removeprefix("pull/")
-        if not number.isdigit():
+        if not re.fullmatch(r"[1-9][0-9]*", number):
             raise InputError(f"--with: must be pull/N, got {pull!r}")
         numbers.append(int(number))
     if numbers and version:
@@ -208,11 +226,6 @@ def _request(ref: str, version: str, pulls: list[str]) -> Request:
             "--with merges pull requests, which a release has no history for: use --ref"
         )
     return Request(ref=ref, version=version, pulls=tuple(sorted(numbers)))
-
-
-def _check_output(path: Path | None, option: str) -> None:
-    if path is not None and not path.absolute().parent.is_dir():
-        raise InputError(f"{option}: no folder {path.absolute().parent} to write {path.name} to")
 
 
 def _build_all(
@@ -231,24 +244,30 @@ def _build_all(
     return builds
 
 
-def _sandbox(name: str, plan: Plan, environment: dict[str, str]) -> Sandbox:
-    if name == "process":
-        environment["JAX_COMPILATION_CACHE_DIR"] = str(plan.folder / "jax-cache")
-        return ProcessSandbox(plan.folder, environment=environment)
-    raise InputError(f"--sandbox: unknown {name!r}; known: process")
+def _build_base(
+    subject: Subject, commit: Commit, builds: dict[BuildId, PreparedBuild], console: Console
+) -> Base | None:
+    """The stock build that parity needs of a fixed commit's base."""
+    commit_of_base = subject.base_of(commit) if needs_base(builds) else None
+    if commit_of_base is None:
+        return None
+    stock = BuildId(BuildKind.STOCK)
+    return Base(commit_of_base, _build_all(subject, commit_of_base, [stock], console)[stock])
+
+
+def _check_sandbox(name: str) -> None:
+    if name != "process":
+        raise InputError(f"--sandbox: unknown {name!r}; known: process")
+
+
+def _sandbox(plan: Plan, environment: dict[str, str]) -> Sandbox:
+    environment["JAX_COMPILATION_CACHE_DIR"] = str(plan.folder / "jax-cache")
+    return ProcessSandbox(plan.folder, environment=environment)
 
 
 def main() -> None:
     """Run the command; an error of ours is one sentence and its exit status."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        app()
-    except RacewatchError as error:
-        print(f"racewatch: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("racewatch: interrupted", file=sys.stderr)
-        sys.exit(130)
+    sys.exit(guarded(app))
 
 
 if __name__ == "__main__":

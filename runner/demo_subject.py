@@ -10,7 +10,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from runner import demo_build, demo_repo, device, git
-from runner.build import Builds, Recipe, git_build
+from runner.build import Builds, Recipe, git_base, git_build
 from runner.device import HostDevices
 from runner.errors import RefError
 from runner.matrix import Program
@@ -52,6 +52,10 @@ class DemoSubject:
         for pull in pulls:
             commit = self._repository.merge(commit, pull)
         return commit
+
+    def base_of(self, commit: Commit) -> Commit | None:
+        """See Subject."""
+        return git_base(self._repository, commit)
 
     def build(self, commit: Commit, build_id: BuildId) -> PreparedBuild:
         """See Subject."""

@@ -13,16 +13,18 @@ import os
 import shlex
 import signal
 import sys
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from types import FrameType
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from runner import device, matrix, report, result, run  # noqa: E402
-from runner.errors import InputError, RacewatchError  # noqa: E402
+from runner.errors import InfrastructureError, InputError, RacewatchError  # noqa: E402
 from runner.outcome import Outcome  # noqa: E402
 from runner.sandbox.process import ProcessSandbox  # noqa: E402
 from runner.trial import te  # noqa: E402
@@ -33,15 +35,7 @@ from runner.variants.names import BuildKind  # noqa: E402
 def main(arguments: list[str] | None = None) -> int:
     """Run and print the table; returns the exit status of `racewatch run`."""
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        return _run(options)
-    except RacewatchError as error:
-        print(f"racewatch: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("racewatch: interrupted; what had finished is kept", file=sys.stderr)
-        return 130
+    return guarded(lambda: _run(options))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,6 +65,12 @@ def prepared(row: dict[str, Any], root: Path) -> run.PreparedBuild:
 
 
 def _run(options: argparse.Namespace) -> int:
+    check_progress(options.progress_s)
+    check_parallel(options.parallel)
+    check_output(options.json, "--json")
+    check_output(options.events, "--events")
+    if not (HERE / "bundle.json").is_file():
+        raise InputError(f"no bundle.json beside {HERE / 'run.py'}: unpack a whole bundle")
     manifest = json.loads((HERE / "bundle.json").read_text())
     commits = manifest["commits"]
     by_ref = {row["commit"]["ref"]: row for row in commits}
@@ -88,7 +88,7 @@ def _run(options: argparse.Namespace) -> int:
                 f"matrix {wanted.name} needs the build {build_id}, which this bundle does not "
                 f"hold; it has {', '.join(map(str, builds))}"
             )
-    devices = device.cuda([d for d in options.devices.split(",") if d])
+    devices = device.cuda(device_ids(options.devices))
     architecture = manifest["architecture"]
     major, minor = devices.device.compute_capability
     if f"{major}{minor}" != architecture:
@@ -99,8 +99,9 @@ def _run(options: argparse.Namespace) -> int:
     parallel = options.parallel
     if parallel is None:
         parallel = run.default_parallel(devices.device, devices.memory_gib, device.cores())
-    if parallel < 1:
-        raise InputError(f"--parallel: must be at least 1, got {parallel}")
+    base = chosen["base"] and run.Base(
+        result.Commit(**chosen["base"]["commit"]), prepared(chosen["base"]["build"], HERE)
+    )
     plan = run.Plan(
         subject="te",
         commit=result.Commit(**chosen["commit"]),
@@ -115,44 +116,184 @@ def _run(options: argparse.Namespace) -> int:
         fallback_path=(str(HERE / "deps"),),
         deadlines=replace(Deadlines(), progress=options.progress_s),
         fresh=options.fresh,
+        base=base,
     )
-    plan = replace(plan, folder=options.work / plan.run)
-    plan.folder.mkdir(parents=True)
+    plan = in_own_folder(plan)
     cache = options.work / "jax-cache"
     environment = {"JAX_COMPILATION_CACHE_DIR": os.fspath(cache)}
     sandbox = ProcessSandbox(plan.folder, environment=environment)
-    with ExitStack() as stack:
-        events = stack.enter_context(options.events.open("a")) if options.events else None
-        fold = carry_out(run.Run(plan, sandbox), report.PlainProgress(sys.stdout), events)
-    if options.json:
-        write_json(fold, options.json)
-    print("\n" + report.table(fold))
-    return fold.exit_code
+    progress = report.PlainProgress(sys.stdout)
+    ending = carry_out(run.Run(plan, sandbox), progress, options.events)
+    return conclude(ending, options.json)
 
 
-def carry_out(a_run: run.Run, progress: report.PlainProgress, events: TextIO | None) -> result.Fold:
-    """Run to the end or to Ctrl-C; what finished is in the fold either way."""
+def device_ids(text: str) -> list[str]:
+    """What `--devices` names. Raises InputError where it names one twice."""
+    ids = [part.strip() for part in text.split(",") if part.strip()]
+    for one in ids:
+        if ids.count(one) > 1:
+            raise InputError(f"--devices: {one!r} is named more than once in {text!r}")
+    return ids
+
+
+def check_parallel(parallel: int | None) -> None:
+    """Raises InputError for a number of trials at a time that is none."""
+    if parallel is not None and parallel < 1:
+        raise InputError(f"--parallel: must be at least 1, got {parallel}")
+
+
+def check_progress(seconds: float) -> None:
+    """Raises InputError for a deadline that every trial would miss."""
+    if not seconds > 0:
+        raise InputError(f"--progress-s: must be more than 0, got {seconds:g}")
+
+
+def check_output(path: Path | None, option: str) -> None:
+    """Raises InputError where a file that is asked for could not be written when a run ends."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise InputError(f"{option}: no folder {folder} to write {path.name} to")
+    if path.is_dir():
+        raise InputError(f"{option}: {path} is a folder, name a file in it")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise InputError(f"{option}: {path} cannot be written: permission denied")
+
+
+def in_own_folder(plan: run.Plan) -> run.Plan:
+    """The plan with a new folder for its run below the one it names."""
+    folder = plan.folder / plan.run
     try:
-        for event in a_run:
-            progress.show(event, a_run.fold)
-            if events is not None:
-                print(result.dump(event), file=events, flush=True)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-    return a_run.fold
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise InfrastructureError(
+            f"no folder for the run's logs: {folder}: {error.strerror}"
+        ) from error
+    return replace(plan, folder=folder)
+
+
+class Stopped(BaseException):
+    """A signal asked this process to end. Not a KeyboardInterrupt, which a command line's framework
+    turns into an exit status of its own."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.exit_code = 128 + number
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """The exit status of a command; an error of ours is one sentence, a signal ends it in order."""
+    for number in _SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stop)
+    try:
+        return command()
+    except RacewatchError as error:
+        print(f"racewatch: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"racewatch: {where}{error.strerror or error}", file=sys.stderr)
+        return InfrastructureError.exit_code
+    except Stopped as stopped:
+        print(f"racewatch: {stopped}", file=sys.stderr)
+        return stopped.exit_code
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    # A second signal must not cut short how the first one ends the trials, which takes seconds.
+    for each in _SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    raise Stopped(number)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How far a run came; early: the signal or the error that ended it before its own end."""
+
+    fold: result.Fold
+    early: BaseException | None = None
+
+
+def carry_out(a_run: run.Run, progress: report.PlainProgress, events: Path | None) -> Ending:
+    """Run to the end, to a signal or to an error; what finished is kept either way."""
+    early: BaseException | None = None
+    with ExitStack() as stack:
+        out = stack.enter_context(closing(EventsFile(events))) if events else None
+        try:
+            with closing(a_run.events()) as stream:
+                for event in stream:
+                    if out:
+                        out.write(event)
+                    progress.show(event, a_run.fold)
+        except (Stopped, Exception) as error:
+            early = error
+            status = "interrupted" if isinstance(error, Stopped) else "failed"
+            for event in a_run.stopped(status, str(error)):
+                if out:
+                    out.write(event)
+    return Ending(a_run.fold, early)
+
+
+def conclude(ending: Ending, json_file: Path | None) -> int:
+    """Print the table and write the result; the exit status. Raises what ended the run, if any."""
+    try:
+        print("\n" + report.table(ending.fold), flush=True)
+    finally:
+        if json_file:
+            write_json(ending.fold, json_file)
+    if ending.early is not None:
+        raise ending.early
+    return ending.fold.exit_code
+
+
+class EventsFile:
+    """Events appended to a file, a whole line each or none of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._failed = False
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise InputError(f"--events: cannot write {path}: {error.strerror}") from error
+
+    def write(self, event: result.Event) -> None:
+        """Append one event. Raises InfrastructureError where that fails, after which it is shut."""
+        if self._failed:
+            return
+        data = result.dump(event).encode() + b"\n"
+        whole = self._file.seek(0, os.SEEK_END) if self._file.seekable() else None
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            self._failed = True
+            if whole is not None:
+                with suppress(OSError):  # then the torn line stays: the disk is what it is
+                    self._file.truncate(whole)
+            raise InfrastructureError(
+                f"--events: cannot write {self._path}: {error.strerror}"
+            ) from error
+
+    def close(self) -> None:
+        """Shut the file."""
+        self._file.close()
 
 
 def write_json(fold: result.Fold, path: Path) -> None:
-    """Write the result whole or not at all. Raises InputError where the file cannot be written."""
-    if fold.started is None:
-        return
+    """Write the result whole or not at all. Raises InfrastructureError where that fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(json.dumps(fold.as_json(), indent=1, default=str) + "\n")
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise InputError(f"--json: cannot write {path}: {error.strerror}") from error
+        raise InfrastructureError(f"--json: cannot write {path}: {error.strerror}") from error
 
 
 if __name__ == "__main__":

@@ -70,27 +70,33 @@ def heading(started: RunStarted) -> list[str]:
 
 def closing(fold: Fold) -> list[str]:
     """Parity, how the run ended, and what the exit status says."""
-    lines = [f"outputs of stock and owned-stream: {fold.parity.status} ({fold.parity.reason})"]
+    parity = fold.parity
+    lines = [f"outputs of {parity.between}: {parity.status} ({parity.reason})"]
     lost = [t for t in fold.trials.values() if t.outcome is Outcome.INFRA_ERROR]
     if lost:
         signatures = sorted({trial.signature for trial in lost})
         lines.append(f"{len(lost)} infra_error, not counted: {'; '.join(signatures)}")
     if fold.ended is not None:
         lines += fold.ended.notes
+    so_far = ""
     if fold.ended is None:
         lines.append("interrupted: the stream of events stops early")
+        so_far = "so far "
     elif fold.ended.status != "complete":
         lines.append(f"{fold.ended.status}: {fold.ended.reason}")
+        so_far = "so far "
     else:
         lines.append(f"{len(fold.trials)} trials in {fold.ended.seconds:.1f} s")
-    lines.append(
-        {
-            0: "no cell that ships fails",
-            1: "the race is there",
-            3: "the race could not be measured",
-        }[fold.exit_code]
-    )
+    lines.append(so_far + _ANSWERS[fold.exit_code])
     return lines
+
+
+_ANSWERS = {
+    0: "no cell that ships fails",
+    1: "the race is there",
+    3: "the race could not be measured",
+}
+"""What an exit status says."""
 
 
 def _columns(body: Sequence[Sequence[str]]) -> list[str]:

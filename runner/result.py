@@ -19,6 +19,9 @@ from runner.matrix import Cell, Matrix, as_data
 from runner.matrix import from_data as matrix_from
 from runner.outcome import FAILURES, Outcome
 
+REFERENCE, BASE = "reference: ", "base: "
+"""How the names of trials begin that a run adds to those of its cells, one for each program: stock
+alone, of the commit itself and of its base. No cell of a matrix has such a name."""
 SCHEMA = 1
 """Version of the events and of the result; a reader refuses a newer one."""
 
@@ -65,6 +68,7 @@ class Commit:
 class RunStarted:
     """The `run` event: what is run, where, and with what.
 
+    base: the commit whose stock outputs parity compares with, where this one is fixed already.
     builds: for each build key of the run, what it is (kind, registered handlers, log, ...).
     harness: version of the trial harness. trials_planned: how many `trial` events a whole run has.
     """
@@ -82,6 +86,7 @@ class RunStarted:
     command: str = ""
     trial_mode: str = ""
     trials_planned: int = 0
+    base: Commit | None = None
     builds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -165,6 +170,7 @@ def _load_run(data: dict[str, Any]) -> RunStarted:
         **{
             **data,
             "commit": Commit(**data["commit"]),
+            "base": Commit(**data["base"]) if data.get("base") else None,
             "device": Device(**device),
             "matrix": matrix_from(data["matrix"]),
         }
@@ -221,7 +227,24 @@ class Fold:
     @property
     def parity(self) -> Parity:
         """The issue's own check on this run's outputs."""
+        base = self.started.base if self.started else None
+        if base is not None:
+            return Parity.with_base(base, self._alone(), self._added(BASE))
         return Parity.of(list(self.cells()))
+
+    def _alone(self) -> list[tuple[str, TrialFinished]]:
+        """Trials of stock alone, each with its program."""
+        reference = [cell for cell in self.cells() if cell.cell.is_reference]
+        trials = [(str(cell.cell.program), trial) for cell in reference for trial in cell.trials]
+        return trials + self._added(REFERENCE)
+
+    def _added(self, prefix: str) -> list[tuple[str, TrialFinished]]:
+        """Trials that the run added under names with that prefix, each with its program."""
+        return [
+            (trial.cell.removeprefix(prefix), trial)
+            for trial in self.trials.values()
+            if trial.cell.startswith(prefix)
+        ]
 
     @property
     def exit_code(self) -> int:
@@ -246,6 +269,7 @@ class Fold:
             "subject": started.subject,
             "emulated": started.device.emulated,
             "commit": asdict(started.commit),
+            "base": asdict(started.base) if started.base else None,
             "device": device,
             "matrix": started.matrix.name,
             "title": started.matrix.title,
@@ -348,41 +372,78 @@ class CellResult:
 class Parity:
     """Whether stock (alone) and owned-stream gave the same bits, on both executions.
 
-    status: `identical`, `different` or `not measured`. digests: SHA-256 by variant and execution.
+    At a commit that is fixed already, owned-stream is what ships: there its stock is compared with
+    its base's. status: `identical`, `different` or `not measured`. digests: SHA-256 by variant and
+    program. between: what is compared.
     """
 
     status: str
     reason: str
     digests: Mapping[str, list[str]] = field(default_factory=dict)
+    between: str = "stock and owned-stream"
 
     @classmethod
     def of(cls, cells: list[CellResult]) -> Parity:
         """The parity of a run's cells: every finished output of stock alone and of owned-stream."""
-        stock = _digests(cells, lambda cell: cell.is_reference)
-        owned = _digests(cells, lambda cell: cell.variant.text == "owned-stream")
-        programs = sorted(set(stock) & set(owned))
+        return cls._compare(
+            ("stock", _digests(_of_cells(cells, lambda cell: cell.is_reference))),
+            (
+                "owned-stream",
+                _digests(_of_cells(cells, lambda cell: cell.variant.text == "owned-stream")),
+            ),
+            cls.between,
+            "no program has outputs of both stock (alone) and owned-stream",
+        )
+
+    @classmethod
+    def with_base(
+        cls,
+        base: Commit,
+        stock: list[tuple[str, TrialFinished]],
+        of_base: list[tuple[str, TrialFinished]],
+    ) -> Parity:
+        """The parity of a fixed commit with its base: trials of stock alone, with their program."""
+        return cls._compare(
+            ("stock", _digests(stock)),
+            ("base", _digests(of_base)),
+            f"stock and its base {base.sha[:12]}",
+            "no program has outputs of both; the base gave "
+            + (", ".join(sorted({f"{t.outcome}: {t.reason}" for _, t in of_base})) or "no trial"),
+        )
+
+    @classmethod
+    def _compare(
+        cls,
+        one: tuple[str, dict[str, set[str]]],
+        other: tuple[str, dict[str, set[str]]],
+        between: str,
+        lacking: str,
+    ) -> Parity:
+        programs = sorted(set(one[1]) & set(other[1]))
         if not programs:
-            return cls(
-                "not measured", "no program has outputs of both stock (alone) and owned-stream"
-            )
-        digests: dict[str, list[str]] = {}
-        for program in programs:
-            digests[f"stock {program}"] = sorted(stock[program])
-            digests[f"owned-stream {program}"] = sorted(owned[program])
-        if all(len(stock[p] | owned[p]) == 1 for p in programs):
-            return cls("identical", "one SHA-256 over the bits of both executions", digests)
-        return cls("different", "the output bits are not all the same", digests)
+            return cls("not measured", lacking, between=between)
+        digests = {
+            f"{name} {program}": sorted(found[program])
+            for program in programs
+            for name, found in (one, other)
+        }
+        if all(len(one[1][p] | other[1][p]) == 1 for p in programs):
+            reason = "one SHA-256 over the bits of both executions"
+            return cls("identical", reason, digests, between)
+        return cls("different", "the output bits are not all the same", digests, between)
 
 
-def _digests(cells: list[CellResult], chosen: Any) -> dict[str, set[str]]:
+def _of_cells(
+    cells: list[CellResult], chosen: Callable[[Cell], bool]
+) -> list[tuple[str, TrialFinished]]:
+    return [(str(c.cell.program), trial) for c in cells if chosen(c.cell) for trial in c.trials]
+
+
+def _digests(trials: list[tuple[str, TrialFinished]]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for cell in cells:
-        if not chosen(cell.cell):
-            continue
-        for trial in cell.trials:
-            if trial.outcome in (Outcome.PASS, Outcome.WRONG_OUTPUT) and trial.digests:
-                key = f"{cell.cell.program}, {trial.recipe}"
-                found.setdefault(key, set()).update(trial.digests)
+    for program, trial in trials:
+        if trial.outcome in (Outcome.PASS, Outcome.WRONG_OUTPUT) and trial.digests:
+            found.setdefault(f"{program}, {trial.recipe}", set()).update(trial.digests)
     return found
 
 

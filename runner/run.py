@@ -6,7 +6,8 @@ import os
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,17 @@ from typing import Any
 
 from runner.matrix import Cell, Matrix, Program, Recipe, resolve_recipe
 from runner.outcome import Classification, Outcome, classify
-from runner.result import Commit, Device, Event, Fold, RunEnded, RunStarted, TrialFinished
+from runner.result import (
+    BASE,
+    REFERENCE,
+    Commit,
+    Device,
+    Event,
+    Fold,
+    RunEnded,
+    RunStarted,
+    TrialFinished,
+)
 from runner.sandbox.base import Sandbox
 from runner.trial.program import ParentConfig, TrialSpec
 from runner.trial.supervise import Assignment, Deadlines, Finished, Lane, Supervisor
@@ -25,6 +36,8 @@ HARNESS = "1"
 HOPELESS = 3
 """Infrastructure errors in a row, before any trial counted, after which a run gives up."""
 LOG_LINES = 60
+CAPTURES = 16
+"""At least as many captures as an execution of any program makes, each held open in turn."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +78,19 @@ class PreparedBuild:
 
 
 @dataclass(frozen=True)
+class Base:
+    """The commit that a fixed one came from, with its stock build: what parity compares with."""
+
+    commit: Commit
+    build: PreparedBuild
+
+
+@dataclass(frozen=True)
 class Plan:
-    """Everything that a run needs to know before its first trial."""
+    """Everything that a run needs to know before its first trial.
+
+    base: where the commit needs no owned-stream, what its outputs are compared with instead.
+    """
 
     subject: str
     commit: Commit
@@ -81,6 +105,7 @@ class Plan:
     fallback_path: tuple[str, ...] = ()
     deadlines: Deadlines = field(default_factory=Deadlines)
     fresh: bool = False
+    base: Base | None = None
     harness: str = HARNESS
     run: str = field(default_factory=lambda: str(uuid.uuid4()))
 
@@ -96,12 +121,20 @@ def _reference(cell: Cell) -> Cell:
     """The cell whose output `cell` must reproduce: stock, alone, not held."""
     stock = type(cell.variant).parse("stock")
     return replace(
-        cell, name=f"reference: {cell.program}", variant=stock, background=False, hold_ms=0.0
+        cell, name=f"{REFERENCE}{cell.program}", variant=stock, background=False, hold_ms=0.0
+    )
+
+
+def needs_base(builds: Mapping[BuildId, PreparedBuild]) -> bool:
+    """Whether a commit's own builds show that it captures on a stream of its own already."""
+    return any(
+        build.folder and not build.owned_stream_needed and not build_id.pulls
+        for build_id, build in builds.items()
     )
 
 
 class Run:
-    """Carries out a plan; iterate over it for its events."""
+    """Carries out a plan, once; iterate over it for its events."""
 
     def __init__(self, plan: Plan, sandbox: Sandbox) -> None:
         self.plan = plan
@@ -113,40 +146,55 @@ class Run:
         self._next_index = 0
         self._references: dict[tuple[Program, str], str | None] = {}
         self._versions: dict[str, str] = {}
-        self._fresh_reason = ""
+        self._fresh_reasons: set[str] = set()
         self._supervisor: Supervisor | None = None
         self._streaks: Counter[str] = Counter()
         self._began = time.monotonic()
 
     def __iter__(self) -> Iterator[Event]:
-        status, reason = "interrupted", "stopped before the last trial"
-        started = False
-        try:
-            for event in self._events():
-                started = started or isinstance(event, RunStarted)
-                self.fold.add(event)
-                yield event
-            status, reason = self._verdict()
-        finally:
-            if started:
-                end = RunEnded(
-                    run=self.plan.run,
-                    status=status,
-                    reason=reason,
-                    finished=_now(),
-                    seconds=round(time.monotonic() - self._began, 3),
-                    notes=self._supervisor.notes if self._supervisor else (),
-                )
-                self.fold.add(end)
-        yield end
+        return self.events()
 
-    def _events(self) -> Iterator[Event]:
+    def events(self) -> Generator[Event, None, None]:
+        """Every event. Closing this generator ends all trials; `stopped` then completes them."""
+        with closing(self._trials()) as events:
+            for event in events:
+                yield self._note(event)
+        yield self._note(self._end(*self._verdict()))
+
+    def stopped(self, status: str, reason: str) -> Iterator[Event]:
+        """The events that complete the stream of a run that did not reach its own end."""
+        if self.fold.started is None:
+            yield self._note(self._started())
+        yield self._note(self._end(status, reason))
+
+    def _note(self, event: Event) -> Event:
+        self.fold.add(event)
+        return event
+
+    def _end(self, status: str, reason: str) -> RunEnded:
+        return RunEnded(
+            run=self.plan.run,
+            status=status,
+            reason=reason,
+            finished=_now(),
+            seconds=round(time.monotonic() - self._began, 3),
+            notes=self._notes(),
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        started = self.fold.started
+        late = self._fresh_reasons if started and started.trial_mode == "fork" else set()
+        fresh = tuple(f"some trials had a fresh interpreter: {reason}" for reason in sorted(late))
+        return (*(self._supervisor.notes if self._supervisor else ()), *fresh)
+
+    def _trials(self) -> Generator[Event, None, None]:
         supervisor = self._supervisor = Supervisor(self._lanes())
         try:
             self._queue.extend(self._first_assignments())
             for finished in supervisor.run(self._queue):
+                trial = self._take(finished)
                 yield from self._announce()
-                yield self._take(finished)
+                yield trial
             yield from self._announce()
             self._queue.extend(self._assign(cell) for cell in self._rest())
             if self._hopeless():
@@ -177,6 +225,9 @@ class Run:
             taken.add(key)
             # A matrix that has the reference cell itself spends one of its trials on it.
             first.append(self._assign(cell if cell.is_reference else _reference(cell)))
+            if self.plan.base is not None and self.plan.base.build.folder:
+                of_base = replace(_reference(cell), name=f"{BASE}{cell.program}")
+                first.append(self._assign(of_base))
         return first
 
     def _rest(self) -> Iterator[Cell]:
@@ -205,9 +256,12 @@ class Run:
             log=f"{stem}.log",
             trace=f"{stem}.handlers" if instrumented else "",
         )
-        return Assignment(spec, build.folder, cell.variant.registration)
+        silent = CAPTURES * cell.hold_ms / 1000
+        return Assignment(spec, build.folder, cell.variant.registration, silent)
 
     def _build(self, cell: Cell) -> PreparedBuild:
+        if self.plan.base is not None and cell.name.startswith(BASE):
+            return self.plan.base.build
         return self.plan.builds[BuildId.of(cell)]
 
     def _lanes(self) -> list[Lane]:
@@ -224,14 +278,13 @@ class Run:
                 fresh=plan.fresh,
             )
 
-        def on_ready(versions: dict[str, str], fresh_reason: str) -> None:
-            self._versions.update(versions)
-            self._fresh_reason = fresh_reason
-
         return [
-            Lane(device, plan.parallel, self._sandbox, config_for, plan.deadlines, on_ready)
+            Lane(
+                device, plan.parallel, self._sandbox, config_for, plan.deadlines,
+                self._versions.update,
+            )
             for device in devices
-        ]
+        ]  # fmt: skip
 
     # What is said of it
 
@@ -240,13 +293,18 @@ class Run:
         planned = sum(
             cell.trials if self._why_not(cell) is None else 1 for cell in plan.matrix.cells
         )
-        extra = sum(cell.name.startswith("reference: ") for cell in self._cells.values())
+        added = (REFERENCE, BASE)
+        extra = sum(
+            cell.name.startswith(added) and self._attempts[index] == 1
+            for index, cell in self._cells.items()
+        )
         device = replace(
             plan.device,
             jax=self._versions.get("jax", plan.device.jax),
             te=self._versions.get("te", plan.device.te),
         )
-        mode = f"fresh interpreter: {self._fresh_reason}" if self._fresh_reason else "fork"
+        reasons = "; ".join(sorted(self._fresh_reasons))
+        mode = f"fresh interpreter: {reasons}" if reasons else "fork"
         return RunStarted(
             run=plan.run,
             subject=plan.subject,
@@ -261,6 +319,7 @@ class Run:
             command=plan.command,
             trial_mode=mode,
             trials_planned=planned + extra,
+            base=plan.base.commit if plan.base else None,
             builds={
                 str(build_id): {k: v for k, v in asdict(build).items() if k != "folder"}
                 for build_id, build in plan.builds.items()
@@ -298,18 +357,23 @@ class Run:
         cell = self._cells[spec.index]
         build = self._build(cell)
         result = finished.result
+        if finished.fresh_reason:
+            self._fresh_reasons.add(finished.fresh_reason)
         recipe = result.get("recipe") or ""
         digests = tuple(result.get("digests", ()))
         instrumented = BuildId.of(cell).kind is not BuildKind.STOCK
+        is_base = cell.name.startswith(BASE)
+        # Another commit's bits may differ: parity says so, and it is no failure of either.
+        reference = None if is_base else self._references.get((cell.program, recipe))
         evidence = replace(
             finished.evidence,
             expected_platform=plan.device.kind,
             missing_handlers=self._missing(cell, build, recipe, finished) if instrumented else (),
-            digest=_worst(digests, self._references.get((cell.program, recipe))),
-            reference_digest=self._references.get((cell.program, recipe)),
+            digest=_worst(digests, reference),
+            reference_digest=reference,
         )
         verdict = classify(evidence)
-        if cell.name.startswith("reference: ") or cell.is_reference:
+        if cell.is_reference and not is_base:
             self._note_reference(cell, recipe, digests, verdict)
         shown = asdict(evidence)
         shown["output"] = _last_lines(evidence.output)
@@ -425,11 +489,13 @@ def default_parallel(device: Device, memory_gib: float, cores: int) -> int:
 
 __all__ = [
     "HARNESS",
+    "Base",
     "BuildId",
     "Plan",
     "PreparedBuild",
     "Run",
     "builds_of",
     "default_parallel",
+    "needs_base",
     "resolve_recipe",
 ]

@@ -41,6 +41,11 @@ class Subject(Protocol):
         """The commit that a request names. Raises RefError."""
         ...
 
+    def base_of(self, commit: Commit) -> Commit | None:
+        """What a commit came from: a pull request's merge base with the default branch, else the
+        first parent; None for a release and for a root."""
+        ...
+
     def build(self, commit: Commit, build_id: BuildId) -> PreparedBuild:
         """Build it, or take it from the store.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from runner import device, fatbin, git, te_core, te_extension, te_site, te_source, toolchain
-from runner.build import Builds, Recipe, failed_build, git_build
+from runner.build import Builds, Recipe, failed_build, git_base, git_build
 from runner.build_command import CompilerCache
 from runner.device import HostDevices
 from runner.errors import BuildError, SubjectError
@@ -78,6 +78,10 @@ class TeSubject:
         if self._env is None:
             self._env = toolchain.prepare(self._toolchain, self._cache)
         return self._env
+
+    def base_of(self, commit: Commit) -> Commit | None:
+        """See Subject."""
+        return None if commit.is_release else git_base(self._git(), commit)
 
     def build(self, commit: Commit, build_id: BuildId) -> PreparedBuild:
         """See Subject."""
