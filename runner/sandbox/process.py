@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -34,12 +35,11 @@ class ProcessSandbox:
         self._folder = folder
         self._python = python
         self._environment = dict(environment or {})
-        self._started = 0
+        self._numbers = itertools.count(1)  # lanes start parents from several threads
 
     def start(self, config: ParentConfig) -> ProcessParent:
         """See `runner.sandbox.base.Sandbox`."""
-        self._started += 1
-        log = self._folder / f"parent-{self._started:03d}.log"
+        log = self._folder / f"parent-{next(self._numbers):03d}.log"
         environment = {
             **os.environ,
             # A numerical library's thread pool would make the parent unsafe to fork.

@@ -33,6 +33,8 @@ class Events:
     """Writes one trial's events to the pipe that it shares with its siblings."""
 
     def __init__(self, descriptor: int, trial: int) -> None:
+        # What the trial itself starts must not keep the pipe open once the trial is gone.
+        os.set_inheritable(descriptor, False)
         self._descriptor = descriptor
         self._trial = trial
 
@@ -54,10 +56,15 @@ def _cut(value: Any, limit: int) -> Any:
     return value
 
 
-def enter(spec: TrialSpec, events_fd: int) -> Events:
-    """Turn this freshly forked (or started) process into the trial's: own group, own log."""
+def enter(spec: TrialSpec, parent: int) -> None:
+    """Turn this process, just forked or started by `parent`, into the trial's: own group, own log.
+
+    Raises OSError where the log cannot be written.
+    """
     # A trial must not outlive its parent, however the parent dies.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before that call
+        os._exit(1)
     os.setpgid(0, 0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -68,7 +75,6 @@ def enter(spec: TrialSpec, events_fd: int) -> Events:
     if spec.trace:
         os.environ["RACEWATCH_TRACE"] = spec.trace
     faulthandler.enable(all_threads=True)
-    return Events(events_fd, spec.index)
 
 
 def run(spec: TrialSpec, config: ParentConfig, harness: Harness, events: Events) -> int:
@@ -80,6 +86,11 @@ def run(spec: TrialSpec, config: ParentConfig, harness: Harness, events: Events)
         trial.fail(error)
         return 1
     return 0
+
+
+def fail(spec: TrialSpec, events: Events, error: BaseException) -> None:
+    """Report a trial that ends before it has a program."""
+    _Trial(spec, events).fail(error)
 
 
 def leave(status: int) -> None:
@@ -198,18 +209,19 @@ class BackgroundError(Exception):
 
 
 def main() -> None:
-    """A trial in a fresh interpreter: `python -m runner.trial.child CONFIG SPEC EVENTS_FD`."""
+    """A trial in a fresh interpreter: `... -m runner.trial.child CONFIG SPEC EVENTS_FD PARENT`."""
     from runner.trial import parent
 
     config = ParentConfig.of(json.loads(sys.argv[1]))
     spec = TrialSpec(**json.loads(sys.argv[2]))
-    events = enter(spec, int(sys.argv[3]))
-    events.send("stage", stage="import")
+    events = Events(int(sys.argv[3]), spec.index)
     try:
+        enter(spec, int(sys.argv[4]))
+        events.send("stage", stage="import")
         harness = parent.load_harness(config)
-        harness.prepare(config)
+        events.send("versions", versions=dict(harness.prepare(config)))
     except BaseException as error:
-        _Trial(spec, events).fail(error)
+        fail(spec, events, error)
         leave(1)
     leave(run(spec, config, harness, events))
 

@@ -34,14 +34,14 @@ def load_harness(config: ParentConfig) -> Harness:
     return cast(Harness, importlib.import_module(f"runner.trial.{config.subject}"))
 
 
-def fork_hazard() -> str:
+def fork_hazard(process: Path = Path("/proc/self")) -> str:
     """Why a fork of this process would not be safe, empty if nothing speaks against it."""
-    threads = len(os.listdir("/proc/self/task"))
+    threads = len(os.listdir(process / "task"))
     if threads != 1:
         return f"the parent has {threads} threads"
-    for descriptor in os.listdir("/proc/self/fd"):
+    for descriptor in os.listdir(process / "fd"):
         try:
-            target = os.readlink(f"/proc/self/fd/{descriptor}")
+            target = os.readlink(process / "fd" / descriptor)
         except FileNotFoundError:  # the descriptor of the listing itself
             continue
         if target.startswith("/dev/nvidia") and not target.startswith("/dev/nvidiactl"):
@@ -86,8 +86,15 @@ class Parent:
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
                     self._obey(json.loads(line))
+        self._end_all()
+
+    def _end_all(self) -> None:
+        """End every trial and wait until it is gone: who closes this parent relies on that."""
         for pid in self._running:
             _kill_group(pid)
+        for pid in self._running:
+            os.waitpid(pid, 0)
+        self._running.clear()
 
     def _prepare(self) -> Mapping[str, str] | None:
         versions = {"python": platform.python_version()}
@@ -116,30 +123,33 @@ class Parent:
                     _kill_group(pid)
 
     def _fork(self, spec: TrialSpec) -> int:
+        parent = os.getpid()
         pid = os.fork()
         if pid:
             return pid
         status = 1
+        events = child.Events(self._events_fd, spec.index)
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            events = child.enter(spec, self._events_fd)
+            child.enter(spec, parent)
             assert self._harness is not None
             status = child.run(spec, self._config, self._harness, events)
-        except BaseException:
-            traceback.print_exc()
+        except BaseException as error:
+            child.fail(spec, events, error)
         finally:
             child.leave(status)
         raise AssertionError("unreachable")
 
     def _start_fresh(self, spec: TrialSpec) -> int:
         command = [sys.executable, "-m", "runner.trial.child"]
-        command += [
-            json.dumps(asdict(self._config)),
-            json.dumps(asdict(spec)),
-            str(self._events_fd),
-        ]
-        with Path(spec.log).open("ab") as log:
+        command += [json.dumps(asdict(self._config)), json.dumps(asdict(spec))]
+        command += [str(self._events_fd), str(os.getpid())]
+        with contextlib.ExitStack() as stack:
+            try:
+                log = stack.enter_context(Path(spec.log).open("ab"))
+            except OSError:  # the trial meets the same error when it opens its log, and reports it
+                log = None
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -27,22 +27,27 @@ class Deadlines:
     """Seconds after which a trial is ended.
 
     start: until its first execution. progress: without a sign of life once it executes.
-    trial: in all. ready: for a parent to import its subject.
+    trial: in all. ready: for a parent to import its subject. kill: for a trial to end when told to.
     """
 
     start: float = 300.0
     progress: float = 10.0
     trial: float = 900.0
     ready: float = 300.0
+    kill: float = 10.0
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """A trial with the parent that it needs (its device filled in by the lane that takes it)."""
+    """A trial with the parent that it needs (its device filled in by the lane that takes it).
+
+    silent: seconds that it may show no sign of life besides, for captures that are held open.
+    """
 
     spec: TrialSpec
     build_dir: str
     registration: str
+    silent: float = 0.0
 
 
 @dataclass
@@ -67,7 +72,9 @@ class _Running:
     progressed: float
     stage: str = ""
     executing: bool = False
+    fresh_reason: str = ""
     killed: str = ""
+    killed_at: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
     updates: int = 0
@@ -98,14 +105,14 @@ class Lane:
         sandbox: Sandbox,
         config_for: ConfigFor,
         deadlines: Deadlines,
-        on_ready: Callable[[dict[str, str], str], None],
+        on_versions: Callable[[dict[str, str]], None],
     ) -> None:
         self.device = device
         self._parallel = parallel
         self._sandbox = sandbox
         self._config_for = config_for
         self._deadlines = deadlines
-        self._on_ready = on_ready
+        self._on_versions = on_versions
         self._parents: dict[tuple[str, str], _Parent] = {}
         self._running: dict[int, _Running] = {}
         self.retired = ""
@@ -116,16 +123,16 @@ class Lane:
         take: Callable[[], Assignment | None],
         emit: Callable[[Finished], None],
         stopped: threading.Event,
-        others: Callable[[], bool],
+        retire: Callable[[str], None],
     ) -> None:
         """Run what `take` gives until it gives None and nothing runs, or until `stopped`.
 
-        A lane that loses a parent retires when there are `others`: a device that is gone must not
-        cost a run more than the trials that were on it.
+        A lane that loses a parent asks to `retire`: a device that is gone must not cost a run more
+        than the trials that were on it.
         """
         while not stopped.is_set():
-            if self._lost_parent and others():
-                self.retired = f"device {self.device} was taken out: {self._lost_parent}"
+            if self._lost_parent and not self.retired:
+                retire(self._lost_parent)
             while (
                 not self.retired and len(self._running) < self._parallel and (assignment := take())
             ):
@@ -180,7 +187,13 @@ class Lane:
                 continue
             *lines, parent.pending = (parent.pending + data).split(b"\n")
             for line in lines:
-                self._take_in(parent, json.loads(line), emit)
+                try:
+                    self._take_in(parent, json.loads(line), emit)
+                except (ValueError, KeyError, TypeError) as error:
+                    # Trials run a subject's code, which can write anything anywhere.
+                    parent.error = f"its trials' events are broken ({error!r}): {line[:80]!r}"
+                    self._lost(key, parent, emit)
+                    break
         self._enforce(emit)
 
     def _take_in(
@@ -190,7 +203,7 @@ class Lane:
         if kind == "ready":
             parent.ready, parent.versions = True, event["versions"]
             parent.fresh_reason = event["fresh_reason"]
-            self._on_ready(parent.versions, parent.fresh_reason)
+            self._on_versions(parent.versions)
             for waiting in self._running.values():
                 if waiting.parent is parent:
                     self._send_start(waiting)
@@ -203,7 +216,9 @@ class Lane:
             return
         running.progressed = time.monotonic()
         if kind == "started":
-            parent.fresh_reason = event["fresh"]
+            running.fresh_reason = event["fresh"]
+        elif kind == "versions":
+            self._on_versions(event["versions"])
         elif kind == "stage":
             running.stage = event["stage"]
             running.executing = running.executing or running.stage == "execute"
@@ -223,61 +238,70 @@ class Lane:
         """The parent is gone: what it ran is lost, and the next trial gets a new one."""
         del self._parents[key]
         self._lost_parent = parent.error or "a parent process of its trials ended"
-        words = parent.error or f"the parent of this trial is gone\n{parent.handle.last_words()}"
+        words = parent.error or "the parent of this trial is gone"
+        # What a parent said explains trials that it could not start, never one that was under way.
+        last_words = "" if parent.ready else parent.handle.last_words()
         parent.handle.close()
         for index, running in list(self._running.items()):
             if running.parent is parent:
                 del self._running[index]
-                running.result.setdefault("error", words)
-                emit(self._finish(running, None, None, lost=True))
+                if not running.killed:
+                    running.result.setdefault("error", words)
+                emit(self._finish(running, None, None, last_words))
 
     def _next_deadline(self) -> float:
         return min((self._deadline(r)[0] for r in self._running.values()), default=float("inf"))
 
     def _deadline(self, running: _Running) -> tuple[float, str]:
         limits = self._deadlines
+        if running.killed:
+            return running.killed_at + limits.kill, running.killed
         if not running.parent.ready:
             return running.parent.started + limits.ready, "the parent was not ready in time"
         whole = (running.started + limits.trial, f"not finished after {limits.trial:g} s")
         if running.executing:
-            quiet = f"no sign of life for {limits.progress:g} s in stage {running.stage!r}"
-            return min(whole, (running.progressed + limits.progress, quiet))
+            silent = limits.progress + running.assignment.silent
+            quiet = f"no sign of life for {silent:g} s in stage {running.stage!r}"
+            return min(whole, (running.progressed + silent, quiet))
         late = f"not executing after {limits.start:g} s, in stage {running.stage!r}"
         return min(whole, (running.started + limits.start, late))
 
     def _enforce(self, emit: Callable[[Finished], None]) -> None:
         now = time.monotonic()
-        for running in list(self._running.values()):
+        for index, running in list(self._running.items()):
             deadline, reason = self._deadline(running)
-            if now < deadline or running.killed:
+            if now < deadline or index not in self._running:
                 continue
-            running.killed = reason
-            if running.parent.ready:
-                command = {"op": "kill", "trial": running.assignment.spec.index}
-                running.parent.handle.send(command)
+            if running.parent.ready and not running.killed:
+                running.killed, running.killed_at = reason, now
+                running.parent.handle.send({"op": "kill", "trial": index})
+                continue
+            if not running.killed:
+                running.killed = reason
             else:
-                key = next(k for k, p in self._parents.items() if p is running.parent)
-                self._lost(key, running.parent, emit)
+                running.parent.error = "a parent process of its trials does not answer"
+            key = next(k for k, p in self._parents.items() if p is running.parent)
+            self._lost(key, running.parent, emit)
 
     def _finish(
         self,
         running: _Running,
         exit_status: int | None,
         signal: int | None,
-        lost: bool = False,
+        last_words: str = "",
     ) -> Finished:
         spec, result = running.assignment.spec, running.result
         background = result.get("background_error", "")
         alive = tuple(result.get("threads_alive", ()))
-        if running.killed and not result:
+        if running.killed and running.executing and not result:
             alive = _threads_at(running.stage, spec.background)
         evidence = Evidence(
             exit_status=exit_status,
             signal=signal,
             killed=bool(running.killed),
             finished=bool(result.get("finished")),
-            stage="start" if lost and not running.stage else running.stage.removesuffix(" again"),
-            output=_read_log(Path(spec.log)) if spec.log else "",
+            stage=running.stage.removesuffix(" again") or "start",
+            output=(_read_log(Path(spec.log)) if spec.log else "") + last_words,
             error=result.get("error", "") or background,
             stale_rows=result.get("stale_rows"),
             threads_alive=alive,
@@ -293,7 +317,7 @@ class Lane:
             facts=running.facts,
             result={"updates": running.updates, **result},
             handlers=tuple(handlers),
-            fresh_reason=running.parent.fresh_reason,
+            fresh_reason=running.fresh_reason,
         )
 
 
@@ -312,6 +336,7 @@ class Supervisor:
 
     def __init__(self, lanes: list[Lane]) -> None:
         self._lanes = lanes
+        self._retiring = threading.Lock()
 
     def run(self, assignments: deque[Assignment]) -> Iterator[Finished]:
         """Yield each finished trial. The caller may append to `assignments` meanwhile.
@@ -329,7 +354,7 @@ class Supervisor:
 
         def work(lane: Lane) -> None:
             try:
-                lane.run(take, finished.put, stopped, lambda: self._others(lane))
+                lane.run(take, finished.put, stopped, lambda why: self.retire(lane.device, why))
             except BaseException as error:
                 finished.put(error)
             finally:
@@ -358,9 +383,10 @@ class Supervisor:
 
     def retire(self, device: str, reason: str) -> None:
         """Give a device no more trials, unless it is the last."""
-        for lane in self._lanes:
-            if lane.device == device and self._others(lane):
-                lane.retired = lane.retired or f"device {device} was taken out: {reason}"
+        with self._retiring:  # two lanes that lose their devices at once must not both go
+            for lane in self._lanes:
+                if lane.device == device and self._others(lane):
+                    lane.retired = lane.retired or f"device {device} was taken out: {reason}"
 
     def _others(self, lane: Lane) -> bool:
         return any(not one.retired for one in self._lanes if one is not lane)
