@@ -27,7 +27,7 @@ _FLAGS = (
     *("-std=c++17", "-O1", "-fPIC", "-pthread", "-ffp-contract=off"),
     "-fmacro-prefix-map=./=",  # -include gives names in the tree that prefix
 )
-_ERROR_LINE = re.compile(r"\berror:|undefined reference|multiple definition|\bld: ")
+_ERROR_LINE = re.compile(r"\berror:(?! ld returned)|undefined reference|multiple definition")
 _HOST_TROUBLE = re.compile(r"No space left on device|Killed signal|virtual memory exhausted")
 
 

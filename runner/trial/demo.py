@@ -58,6 +58,8 @@ def expected_handlers(
 def open_program(config: ParentConfig) -> DemoProgram:
     """A new program in this process."""
     _one_of("registration", config.registration, _REGISTRATIONS)
+    for name in ("EMULATION_RATE", "EMULATION_LOAD_MS"):
+        _number(name, 0.0)
     return DemoProgram(
         _load(config.build_dir), config.registration == "registered", int(config.device)
     )

@@ -106,7 +106,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 
 }  // extern "C"
 
-// Stands for `kernel<<<...>>>(...)`: runs `body` on the stream's worker. The first launch of a kernel
-// in a process loads its module, which takes EMULATION_LOAD_MS; like a kernel launch it reports only
-// through cudaGetLastError.
+// Stands for `kernel<<<...>>>(...)`: runs `body` on the stream's worker. The first launch of a
+// kernel in a process loads its module, which takes EMULATION_LOAD_MS. Like any kernel launch it
+// reports through cudaGetLastError only.
 void cudaLaunchHostKernel(const char *kernel, cudaStream_t stream, std::function<void()> body);

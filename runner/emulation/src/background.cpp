@@ -22,7 +22,7 @@ constexpr std::chrono::microseconds kDispatch{50};
 
 // What the thread does besides placing its rows; EMULATION_BACKGROUND picks one by name.
 enum class Work {
-  kMix,          // as JAX: copies on their own stream, events between the streams, a sync now and then
+  kMix,          // as JAX: copies on their own stream, events between the two, syncs at times
   kCopy,         // copies and kernels only: what a capture swallows is lost in silence
   kSynchronize,  // waits for the stream after every update
   kRecord,       // records one event again and again
@@ -113,16 +113,16 @@ class Background {
     for (cudaEvent_t &event : copied_) Check(cudaEventCreate(&event), "create an event");
   }
 
-  // One row: the new values go to the device, and a small kernel adds them into the resident buffer,
-  // so that an update which never ran leaves its row wrong for good.
+  // One row: the new values go to the device, and a small kernel adds them into the resident
+  // buffer, so that an update which never ran leaves its row wrong for good.
   void Update(Work work) {
     Device &device = CurrentDevice();
     std::int32_t batch[kColumns];
     int row = Advance(batch);
     void *slot = staged_[row];
     if (work == Work::kMix) {
-      // JAX copies on a stream of its own, which events order between the compute stream's work. The
-      // events come from a pool, so one that a capture holds is recorded anew some updates later.
+      // JAX copies on a stream of its own, which events order between the compute stream's work.
+      // The events come from a pool: one that a capture holds is recorded anew some updates later.
       cudaEvent_t computed = computed_[count_ % kEvents];
       cudaEvent_t copied = copied_[count_ % kEvents];
       Check(cudaEventRecord(computed, device.compute), "record an event on the compute stream");
@@ -165,7 +165,7 @@ class Background {
     return row;
   }
 
-  // As JAX waits for a result: a callback at the end of the stream's work. In a capture it never runs.
+  // As JAX waits for a result: by a callback behind the stream's work. Captured, it never runs.
   void AwaitOnHost(cudaStream_t stream) {
     {
       std::lock_guard<std::mutex> guard(mutex_);

@@ -48,7 +48,7 @@ class Program {
 // The program of that name at that precision; throws std::runtime_error if there is none.
 Program MakeProgram(const std::string &name, const std::string &recipe);
 
-// The process's device as XLA drives it: its compute stream and its stream for copies to the device.
+// The process's device as XLA drives it: one stream for compute, one for copies to the device.
 struct Device {
   cudaStream_t compute = nullptr;
   cudaStream_t host_to_device = nullptr;

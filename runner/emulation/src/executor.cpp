@@ -1,4 +1,4 @@
-// XLA's part in the demo: registered targets, a program's first and later executions, the C interface.
+// XLA's part in the demo: registered targets, a program's executions, and the C interface.
 #include <cstring>
 #include <memory>
 

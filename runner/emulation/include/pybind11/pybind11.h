@@ -42,7 +42,7 @@ struct arg_v {
 };
 
 struct arg {
-  explicit arg(const char *name) : name(name) {}
+  explicit arg(const char *keyword) : name(keyword) {}
   template <typename T>
   arg_v operator=(T value) const {
     return arg_v{name, object(std::move(value))};

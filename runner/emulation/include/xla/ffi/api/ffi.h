@@ -1,4 +1,4 @@
-// XLA's typed FFI, cut down: a binding lists what a handler takes, and decodes it from a call frame.
+// XLA's typed FFI, cut down: a binding lists what a handler takes and reads it off a call frame.
 #pragma once
 
 #include <cstddef>
