@@ -566,7 +566,7 @@ Norm and activation have an initialize stage besides execute.
         (Replace(DOCS, "Targets\n-------", "FFI targets\n-----------"),),
     ),
     Commit(
-        "[Common] Round half to even in the quantizer by its name",
+        "[Common] Say how the quantizer rounds",
         (
             Replace(
                 CAST_CU,

@@ -16,11 +16,11 @@ from runner.errors import InfrastructureError, InputError
 from runner.variants import ffi13, stream
 
 REFS = {
-    "refs/heads/main": "52e740a6458987a201179a35e5158c73185a88e6",
+    "refs/heads/main": "066c0ccdeb618db310e5ecb169f4f61fb3685d8d",
     "refs/pull/7/head": "4672f163eb6be4ed54a813766ab487fb25e0c6f6",
     "refs/tags/before": "a59ab254fdd464bb93904fae8c178ce998899db2",
     "refs/tags/broken": "e7e7c9fdfb8b3b3d94f9f8d009282dfbe1187625",
-    "refs/tags/fix": "7a0fbb1aaa613245aa92cc8e0f7935e61c2aa002",
+    "refs/tags/fix": "c923f7a235acf821d55c1f3855e66483391d344f",
     "refs/tags/race": "48dc1f1847beb4f39f743f260bd66b4f6c0e5136",
 }
 CSRC = "transformer_engine/jax/csrc"
