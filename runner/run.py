@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.matrix import Cell, Matrix, Program, Recipe, resolve_recipe
-from runner.outcome import Classification, Outcome, classify
+from runner.outcome import Classification, Outcome
 from runner.result import (
     BASE,
     REFERENCE,
@@ -372,7 +372,7 @@ class Run:
             digest=_worst(digests, reference),
             reference_digest=reference,
         )
-        verdict = classify(evidence)
+        verdict = finished.judge(evidence)
         if cell.is_reference and not is_base:
             self._note_reference(cell, recipe, digests, verdict)
         shown = asdict(evidence)
@@ -481,10 +481,11 @@ def default_parallel(device: Device, memory_gib: float, cores: int) -> int:
     A trial on CUDA holds a context, a few buffers and the libraries' workspaces (about 2 GiB in
     all) and is bound by the host while it creates its context, so cores and memory limit it; past
     16 there was nothing to gain on an H200. An emulated trial is two busy threads.
+
+    memory_gib: of one device. cores: of the host, which its devices share.
     """
-    if device.emulated:
-        return max(1, cores)
-    return max(1, min(16, cores, int(memory_gib // 2)))
+    share = max(1, cores // max(1, len(device.ids)))
+    return share if device.emulated else max(1, min(16, share, int(memory_gib // 2)))
 
 
 __all__ = [

@@ -85,6 +85,8 @@ def run(spec: TrialSpec, config: ParentConfig, harness: Harness, events: Events)
     except BaseException as error:
         trial.fail(error)
         return 1
+    finally:
+        trial.ended.set()
     return 0
 
 
@@ -110,6 +112,7 @@ class _Trial:
     times: dict[str, float] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
     recipe: str = ""
+    ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self, program: Program) -> None:
         self.program = program
@@ -146,13 +149,13 @@ class _Trial:
         self.events.send("stage", stage=name)
 
     def _beat(self) -> None:
+        assert self.program is not None
         seen = -1
-        while self.program is not None:
+        while not self.ended.wait(BEAT_S):
             updates = self.program.background_updates()
             if updates != seen:
                 seen = updates
                 self.events.send("beat", updates=updates)
-            time.sleep(BEAT_S)
 
     def fail(self, error: BaseException) -> None:
         """Report what the main thread met, and what state it leaves the background thread in."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import InfrastructureError
-from runner.outcome import Evidence
+from runner.outcome import Classification, Evidence, Outcome, classify
 from runner.sandbox.base import ParentHandle, Sandbox
 from runner.trial.program import ParentConfig, TrialSpec
 
@@ -52,7 +52,10 @@ class Assignment:
 
 @dataclass
 class Finished:
-    """What one trial left: `facts` of its device, `result` the child's own report (if any)."""
+    """What one trial left: `facts` of its device, `result` the child's own report (if any).
+
+    lost: why nobody saw how the trial ended, so that whatever it left proves nothing.
+    """
 
     assignment: Assignment
     device: str
@@ -62,6 +65,14 @@ class Finished:
     result: dict[str, Any] = field(default_factory=dict)
     handlers: tuple[str, ...] = ()
     fresh_reason: str = ""
+    lost: str = ""
+
+    def judge(self, evidence: Evidence) -> Classification:
+        """The outcome that this evidence of the trial supports."""
+        verdict = classify(evidence)
+        if self.lost and verdict.outcome is not Outcome.INFRA_ERROR:
+            return Classification(Outcome.INFRA_ERROR, "lost", self.lost)
+        return verdict
 
 
 @dataclass
@@ -75,6 +86,7 @@ class _Running:
     fresh_reason: str = ""
     killed: str = ""
     killed_at: float = 0.0
+    lost: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
     updates: int = 0
@@ -87,6 +99,7 @@ class _Parent:
     started: float
     pending: bytes = b""
     ready: bool = False
+    unready: bool = False
     error: str = ""
     fresh_reason: str = ""
     versions: dict[str, str] = field(default_factory=dict)
@@ -155,7 +168,7 @@ class Lane:
             parent = self._parents.get(key) or self._start_parent(key, assignment)
         except InfrastructureError as error:
             evidence = Evidence(stage="start", output=str(error), error=str(error))
-            emit(Finished(assignment, self.device, evidence, 0.0))
+            emit(Finished(assignment, self.device, evidence, 0.0, lost=str(error)))
             return
         running = _Running(assignment, parent, now, now)
         self._running[assignment.spec.index] = running
@@ -209,7 +222,7 @@ class Lane:
                     self._send_start(waiting)
             return
         if kind == "unready":
-            parent.error = event["error"]
+            parent.unready, parent.error = True, event["error"]
             return
         running = self._running.get(event["trial"])
         if running is None or running.parent is not parent:
@@ -238,16 +251,19 @@ class Lane:
         """The parent is gone: what it ran is lost, and the next trial gets a new one."""
         del self._parents[key]
         self._lost_parent = parent.error or "a parent process of its trials ended"
-        words = parent.error or "the parent of this trial is gone"
         # What a parent said explains trials that it could not start, never one that was under way.
         last_words = "" if parent.ready else parent.handle.last_words()
         parent.handle.close()
         for index, running in list(self._running.items()):
-            if running.parent is parent:
-                del self._running[index]
-                if not running.killed:
-                    running.result.setdefault("error", words)
-                emit(self._finish(running, None, None, last_words))
+            if running.parent is not parent:
+                continue
+            del self._running[index]
+            if parent.unready:
+                running.stage = "import"
+                running.result = {"error": parent.error}
+            elif not running.killed:
+                running.lost = parent.error or "the parent process of this trial is gone"
+            emit(self._finish(running, None, None, last_words))
 
     def _next_deadline(self) -> float:
         return min((self._deadline(r)[0] for r in self._running.values()), default=float("inf"))
@@ -318,6 +334,7 @@ class Lane:
             result={"updates": running.updates, **result},
             handlers=tuple(handlers),
             fresh_reason=running.fresh_reason,
+            lost=running.lost,
         )
 
 
