@@ -77,8 +77,15 @@ def main() -> None:
             "fresh interpreter, one after the other",
             options.passing,
             options.fresh_trials,
+            [*alone, "--fresh", "--cold"],
+        ),
+        measure(
+            options.command,
+            "the same with a compilation cache",
+            options.passing,
+            options.fresh_trials,
             [*alone, "--fresh"],
-        )
+        ),
     ]
     for k in ks:
         label = f"forked, {k} at a time"

@@ -21,6 +21,7 @@ from runner import report
 from runner.errors import InputError
 from runner.live import LiveProgress
 from runner.node import (
+    compilation_cache,
     carry_out,
     check_output,
     check_parallel,
@@ -42,7 +43,6 @@ from runner.run import (
     default_parallel,
     needs_base,
 )
-from runner.sandbox.base import Sandbox
 from runner.sandbox.process import ProcessSandbox
 from runner.settings import Settings
 from runner.subject import Options, Request, Subject, open_subject
@@ -87,6 +87,7 @@ def run(
     repo: Repository = "",
     toolchain: ToolchainName = "",
     fresh: Annotated[bool, typer.Option(help="a fresh interpreter for each trial")] = False,
+    cold: Annotated[bool, typer.Option(help="no compilation cache between trials")] = False,
     progress_s: Annotated[
         float, typer.Option(help="seconds without a sign of life that make a hang")
     ] = Deadlines().progress,
@@ -125,7 +126,8 @@ def run(
         base=_build_base(opened, commit, builds, console),
     )
     plan = in_own_folder(plan)
-    a_run = Run(plan, _sandbox(plan, opened.trial_environment(found.device)))
+    environment = opened.trial_environment(found.device) | compilation_cache(plan, cold)
+    a_run = Run(plan, ProcessSandbox(plan.folder, environment=environment))
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4) as live:
             ending = carry_out(a_run, LiveProgress(live), events)
@@ -258,11 +260,6 @@ def _build_base(
 def _check_sandbox(name: str) -> None:
     if name != "process":
         raise InputError(f"--sandbox: unknown {name!r}; known: process")
-
-
-def _sandbox(plan: Plan, environment: dict[str, str]) -> Sandbox:
-    environment["JAX_COMPILATION_CACHE_DIR"] = str(plan.folder / "jax-cache")
-    return ProcessSandbox(plan.folder, environment=environment)
 
 
 def main() -> None:

@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--devices", default="", help="GPU indices, such as 0,1 (default: all)")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     parser.add_argument("--events", type=Path, help="append each event to this file as it happens")
+    parser.add_argument("--cold", action="store_true", help="no compilation cache between trials")
     parser.add_argument("--fresh", action="store_true", help="a fresh interpreter for each trial")
     parser.add_argument("--progress-s", type=float, default=Deadlines().progress)
     parser.add_argument("--work", type=Path, default=HERE / "work", help="logs and caches")
@@ -119,9 +120,7 @@ def _run(options: argparse.Namespace) -> int:
         base=base,
     )
     plan = in_own_folder(plan)
-    cache = options.work / "jax-cache"
-    environment = {"JAX_COMPILATION_CACHE_DIR": os.fspath(cache)}
-    sandbox = ProcessSandbox(plan.folder, environment=environment)
+    sandbox = ProcessSandbox(plan.folder, environment=compilation_cache(plan, options.cold))
     progress = report.PlainProgress(sys.stdout)
     ending = carry_out(run.Run(plan, sandbox), progress, options.events)
     return conclude(ending, options.json)
@@ -217,6 +216,11 @@ class Ending:
 
     fold: result.Fold
     early: BaseException | None = None
+
+
+def compilation_cache(plan: run.Plan, cold: bool) -> dict[str, str]:
+    """Environment that gives the trials of one run, and of no other, a compilation cache."""
+    return {} if cold else {"JAX_COMPILATION_CACHE_DIR": os.fspath(plan.folder / "jax-cache")}
 
 
 def carry_out(a_run: run.Run, progress: report.PlainProgress, events: Path | None) -> Ending:
