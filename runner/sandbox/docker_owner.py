@@ -1,0 +1,88 @@
+"""Whose a container is: the runner that made it is in its labels, and without it, it is removed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+import docker
+from docker.errors import APIError, NotFound
+
+LABEL_KIND = "racewatch.kind"
+LABEL_RUN = "racewatch.run"
+LABEL_OWNER = "racewatch.owner"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process that no other can be mistaken for, on this host.
+
+    boot: of the host. namespace: of process ids, another one in each container. started: of the
+    process, in the kernel's ticks since boot, since ids are used again.
+    """
+
+    boot: str
+    namespace: str
+    pid: int
+    started: int
+
+    @classmethod
+    def current(cls) -> Owner:
+        """This process."""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        pid = os.getpid()
+        return cls(boot, os.readlink("/proc/self/ns/pid"), pid, _started(pid))
+
+    @classmethod
+    def parse(cls, text: str) -> Owner:
+        """From the text in a label. Raises ValueError."""
+        boot, namespace, pid, started = text.split("/")
+        return cls(boot, namespace, int(pid), int(started))
+
+    def __str__(self) -> str:
+        return "/".join(map(str, astuple(self)))
+
+
+def _started(pid: int) -> int:
+    """When a process of this namespace started, 0 if there is none. Source: proc(5)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    state, *fields = stat.rpartition(")")[2].split()  # the command before may hold anything
+    return 0 if state in "ZX" else int(fields[18])
+
+
+def is_leftover(owner: Owner, running: bool, here: Owner) -> bool:
+    """Whether a container's owner is gone, as far as a process `here` can tell.
+
+    Of an owner in another container only that much is certain: its containers lose their standard
+    input with it, and end. While they run, it is taken to live.
+    """
+    if owner.boot != here.boot:
+        return True
+    if owner.namespace != here.namespace:
+        return not running
+    return _started(owner.pid) != owner.started
+
+
+def remove_leftovers(client: docker.DockerClient) -> int:
+    """Remove the containers of runners that are gone; returns how many."""
+    here = Owner.current()
+    removed = 0
+    found = client.containers.list(all=True, filters={"label": LABEL_OWNER}, ignore_removed=True)
+    for container in found:
+        # "created": its owner is between making it and starting it.
+        running = container.status not in ("exited", "dead")
+        if not is_leftover(Owner.parse(container.labels[LABEL_OWNER]), running, here):
+            continue
+        with contextlib.suppress(NotFound):  # another runner's start removed it
+            try:
+                container.remove(force=True, v=True)
+            except APIError as error:
+                if error.status_code != 409:  # another runner's start is removing it
+                    raise
+            removed += 1
+    return removed
