@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -21,11 +22,11 @@ from runner import report
 from runner.errors import InputError
 from runner.live import LiveProgress
 from runner.node import (
-    compilation_cache,
     carry_out,
     check_output,
     check_parallel,
     check_progress,
+    compilation_cache,
     conclude,
     device_ids,
     guarded,
@@ -43,6 +44,8 @@ from runner.run import (
     default_parallel,
     needs_base,
 )
+from runner.sandbox import docker as docker_sandbox
+from runner.sandbox.base import Sandbox
 from runner.sandbox.process import ProcessSandbox
 from runner.settings import Settings
 from runner.subject import Options, Request, Subject, open_subject
@@ -81,7 +84,11 @@ def run(
     trials: Annotated[int | None, typer.Option(help="trials of each cell")] = None,
     parallel: Annotated[int | None, typer.Option(help="trials at a time on one device")] = None,
     devices: Annotated[str, typer.Option(help="devices, such as 0,1 (default: all GPUs)")] = "",
-    sandbox: Annotated[str, typer.Option(help="process")] = "process",
+    sandbox: Annotated[str, typer.Option(help="process or docker")] = "process",
+    image: Annotated[
+        str,
+        typer.Option(envvar="RACEWATCH_TRIAL_IMAGE", help="what docker's containers are made of"),
+    ] = docker_sandbox.DEFAULT_IMAGE,
     json: Annotated[Path | None, typer.Option(help="write the result to this file")] = None,
     events: Annotated[Path | None, typer.Option(help="append events as they happen")] = None,
     repo: Repository = "",
@@ -102,7 +109,7 @@ def run(
     check_parallel(parallel)
     check_output(json, "--json")
     check_output(events, "--events")
-    _check_sandbox(sandbox)
+    _check_sandbox(sandbox, image)
     opened = open_subject(subject, Options(settings.folders, repository=repo, toolchain=toolchain))
     commit = opened.resolve(_request(ref, version, with_ or []))
     found = opened.devices(device_ids(devices))
@@ -127,7 +134,7 @@ def run(
     )
     plan = in_own_folder(plan)
     environment = opened.trial_environment(found.device) | compilation_cache(plan, cold)
-    a_run = Run(plan, ProcessSandbox(plan.folder, environment=environment))
+    a_run = Run(plan, _sandbox(sandbox, plan, image, environment))
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4) as live:
             ending = carry_out(a_run, LiveProgress(live), events)
@@ -257,9 +264,25 @@ def _build_base(
     return Base(commit_of_base, _build_all(subject, commit_of_base, [stock], console)[stock])
 
 
-def _check_sandbox(name: str) -> None:
-    if name != "process":
-        raise InputError(f"--sandbox: unknown {name!r}; known: process")
+def _check_sandbox(name: str, image: str) -> None:
+    """Before anything is built for it."""
+    if name == "docker":
+        docker_sandbox.require(image)
+    elif name != "process":
+        raise InputError(f"--sandbox: unknown {name!r}; known: process, docker")
+
+
+def _sandbox(name: str, plan: Plan, image: str, environment: Mapping[str, str]) -> Sandbox:
+    if name == "process":
+        return ProcessSandbox(plan.folder, environment=environment)
+    return docker_sandbox.DockerSandbox.open(
+        plan.folder,
+        run=plan.run,
+        device=plan.device,
+        parallel=plan.parallel,
+        image=image,
+        environment=environment,
+    )
 
 
 def main() -> None:
