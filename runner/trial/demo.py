@@ -8,7 +8,7 @@ EMULATION_BACKGROUND  what the background thread does: `mix` (as JAX does it, th
 EMULATION_RATE        the share of first executions that meet the race, about: the background
                       thread's period is drawn out so far that its next update, at a random moment,
                       falls into a capture that often.
-EMULATION_LOAD_MS     how long a kernel's module takes to load at its first launch (3).
+EMULATION_LOAD_MS     how long a kernel's module takes to load at its first launch (4).
 EMULATION_DEVICES     how many devices there are (1).
 """
 
@@ -25,7 +25,7 @@ from runner.trial.program import DeviceFacts, ParentConfig
 
 LIBRARY = "transformer_engine_jax.so"
 COMPUTE_CAPABILITY = (9, 0)
-_LOAD_MS = 3.0
+_LOAD_MS = 4.0
 _KERNELS_IN_CAPTURES = 6
 """Kernels whose modules `norm-act-gemm` loads in its four captures: two of each backward one."""
 _REGISTRATIONS = ("registered", "unregistered")

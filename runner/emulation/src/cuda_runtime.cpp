@@ -234,7 +234,7 @@ class Modules {
     guard.unlock();
     // The load itself: it stands for reading and relocating a cubin, and holds no lock meanwhile.
     const char *text = std::getenv("EMULATION_LOAD_MS");
-    double milliseconds = text == nullptr || *text == '\0' ? 3.0 : std::atof(text);
+    double milliseconds = text == nullptr || *text == '\0' ? 4.0 : std::atof(text);
     std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(milliseconds));
     guard.lock();
     entry->second = true;
