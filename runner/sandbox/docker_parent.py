@@ -39,6 +39,8 @@ class DockerParent:
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         self._words = b""
         self._events, self._events_in = os.pipe()
+        self._ended = threading.Event()
+        self._closed = False
         self._pump = threading.Thread(target=self._carry, name="container streams", daemon=True)
         self._pump.start()
 
@@ -56,6 +58,7 @@ class DockerParent:
         except (BrokenPipeError, ConnectionError):
             pass  # closed from this side, or the engine is gone: both are the stream's end
         finally:
+            self._ended.set()
             os.close(self._events_in)
 
     def fileno(self) -> int:
@@ -68,6 +71,8 @@ class DockerParent:
 
     def send(self, command: dict[str, Any]) -> bool:
         """See ParentHandle; a parent that reads no commands is ended."""
+        if self._ended.is_set():  # the engine goes on taking what it can give to nobody
+            return False
         try:
             self._stream.sendall(json.dumps(command).encode() + b"\n")
         except TimeoutError:
@@ -79,6 +84,9 @@ class DockerParent:
 
     def close(self) -> None:
         """See ParentHandle; the container is removed with everything in it."""
+        if self._closed:
+            return
+        self._closed = True
         self._remove()
         os.close(self._events)
         self._shut()
@@ -93,7 +101,7 @@ class DockerParent:
 
     def _how_ended(self) -> str:
         try:
-            if not self._pump.is_alive():
+            if self._ended.is_set():
                 self._container.wait(timeout=END_S)
             self._container.reload()
         except NotFound:
