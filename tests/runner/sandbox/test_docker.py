@@ -1,0 +1,535 @@
+"""Trials in containers, on a real engine: the same outcomes, behind a wall."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from docker.models.containers import Container
+
+from runner import demo_build
+from runner.errors import InfrastructureError
+from runner.result import Device
+from runner.sandbox import docker_parent
+from runner.sandbox.docker import GIB, PACKAGE, UNPRIVILEGED, DockerSandbox, Limits, require
+from runner.sandbox.docker_owner import LABEL_KIND, LABEL_OWNER, LABEL_RUN, remove_leftovers
+from runner.sandbox.docker_parent import DockerParent
+from runner.trial.program import ParentConfig, TrialSpec
+
+Config = Callable[..., ParentConfig]
+Spec = Callable[..., TrialSpec]
+Racewatch = Callable[..., "subprocess.Popen[str]"]
+
+LIMITS = Limits(memory=512 * 2**20, cpus=1, pids=64, tmp=16 * 2**20, file=2**20)
+EMULATED = Device("emulated", "emulated device", ids=("0",))
+WAIT_S = 60.0
+CELLS = """
+name = "same"
+[[cells]]
+name = "alone"
+variant = "stock"
+background = false
+trials = 3
+[[cells]]
+name = "unregistered"
+variant = "unregistered"
+trials = 3
+[[cells]]
+name = "held open"
+variant = "stock"
+hold_ms = 20
+trials = 3
+[[cells]]
+name = "owned, held open"
+variant = "owned-stream"
+hold_ms = 20
+trials = 3
+"""
+"""Cells whose trials all end alike."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The run's own: a neighbour's lies beside it."""
+    made = tmp_path / "runs" / "this"
+    made.mkdir(parents=True)
+    (tmp_path / "runs" / "neighbour").mkdir()
+    return made
+
+
+Sandbox = Callable[..., DockerSandbox]
+
+
+@pytest.fixture
+def sandbox(engine: docker.DockerClient, image: str, folder: Path) -> Sandbox:
+    def of(device: Device = EMULATED, limits: Limits = LIMITS) -> DockerSandbox:
+        if os.getuid() == 0:
+            os.chown(folder, UNPRIVILEGED, UNPRIVILEGED)
+        return DockerSandbox(folder, run="the-run", device=device, image=image, limits=limits)
+
+    return of
+
+
+@pytest.fixture
+def parent(sandbox: Sandbox, config: Config) -> Iterator[DockerParent]:
+    """A parent of the demo's race, ready for trials."""
+    started = sandbox().start(config())
+    try:
+        assert next(events(started))["event"] == "ready"
+        yield started
+    finally:
+        started.close()
+
+
+@pytest.fixture
+def hostile(compiler: str, tmp_path: Path, sandbox: Sandbox) -> Iterator[Callable[..., Any]]:
+    """`hostile("exit(7);")`: a parent whose build does that as soon as it is loaded."""
+    started = []
+
+    def of(statements: str, limits: Limits = LIMITS) -> DockerParent:
+        source, build = tmp_path / "hostile.cpp", tmp_path / "hostile"
+        build.mkdir()
+        source.write_text(
+            "#include <cstdlib>\n#include <cstring>\n#include <unistd.h>\n#include <signal.h>\n"
+            f"__attribute__((constructor)) static void load() {{ {statements} }}\n"
+        )
+        library = str(build / demo_build.LIBRARY)
+        command = [*compiler.split(), "-shared", "-fPIC", "-O0", str(source), "-o", library]
+        subprocess.run(command, check=True)
+        config = ParentConfig("demo", str(build), "registered", "0")
+        started.append(sandbox(limits=limits).start(config))
+        return started[-1]
+
+    yield of
+    for each in started:
+        each.close()
+
+
+def events(parent: DockerParent) -> Iterator[dict[str, Any]]:
+    """Its events, until it is gone."""
+    pending = b""
+    while True:
+        assert select.select([parent], [], [], WAIT_S)[0], "no event in time"
+        data = parent.read()
+        if not data:
+            return
+        *lines, pending = (pending + data).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+def start(spec: TrialSpec) -> dict[str, Any]:
+    return {"op": "start", "spec": {**vars(spec), "environment": dict(spec.environment)}}
+
+
+def containers_of(engine: docker.DockerClient, label: str, value: str) -> list[Container]:
+    found = engine.containers.list(all=True, filters={"label": label}, ignore_removed=True)
+    return [one for one in found if value in one.labels[label].split("/")]
+
+
+def the_container(engine: docker.DockerClient) -> Container:
+    (found,) = containers_of(engine, LABEL_OWNER, str(os.getpid()))
+    return found
+
+
+def inside(engine: docker.DockerClient, code: str) -> Any:
+    """What a process of the trials' user finds out in the container, as JSON."""
+    done = the_container(engine).exec_run(["python3", "-c", f"import json, os, socket\n{code}"])
+    assert done.exit_code == 0, done.output.decode()
+    return json.loads(done.output)
+
+
+# The same trials
+
+
+@pytest.mark.parametrize(
+    ("ref", "status", "failed"),
+    [("race", 1, [(3, 0), (3, 0), (3, 3), (3, 0)]), ("fix", 0, [(3, 0), (3, 0), (3, 0), (0, 0)])],
+)
+def test_the_same_run_gives_the_same_outcomes_in_process_and_in_docker(
+    ref: str,
+    status: int,
+    failed: list[tuple[int, int]],
+    image: str,
+    racewatch: Racewatch,
+    tmp_path: Path,
+) -> None:
+    matrix = tmp_path / "same.toml"
+    matrix.write_text(CELLS)
+    told = {}
+    for name in ("process", "docker"):
+        out = tmp_path / f"{name}.json"
+        run = racewatch(
+            *("run", "--subject", "demo", "--ref", ref, "--matrix", str(matrix)),
+            *("--sandbox", name, "--image", image, "--json", str(out)),
+        )
+        said = "".join(run.communicate(timeout=300))
+        assert run.returncode == status, said
+        told[name] = json.loads(out.read_text())
+        assert [(cell["n"], cell["k"]) for cell in told[name]["cells"]] == failed
+    assert told["docker"]["parity"] == told["process"]["parity"]
+
+
+def test_events_come_on_a_descriptor_of_their_own(
+    parent: DockerParent, spec: Spec, folder: Path
+) -> None:
+    log = folder / "trial.log"
+    trial = spec(background=True, RACEWATCH_HOLD_MS="0")
+    parent.send(start(TrialSpec(**{**vars(trial), "log": str(log)})))
+    kinds = []
+    for event in events(parent):
+        kinds.append(event["event"])
+        if kinds[-1] == "exit":
+            break
+    assert kinds[0] == "started"
+    assert "result" in kinds
+    assert "Traceback" in log.read_text()  # the race's error: the trial's own output
+    assert log.stat().st_uid == (os.getuid() or UNPRIVILEGED)
+
+
+def test_a_container_is_made_for_a_parent_and_not_for_a_trial(
+    parent: DockerParent, engine: docker.DockerClient, spec: Spec, folder: Path
+) -> None:
+    before = the_container(engine).id
+    for index in range(3):
+        log = str(folder / f"{index}.log")
+        parent.send(start(TrialSpec(**{**vars(spec(index)), "log": log})))
+    ended = 0
+    for event in events(parent):
+        ended += event["event"] == "exit"
+        if ended == 3:
+            break
+    assert the_container(engine).id == before
+
+
+def test_a_build_may_be_a_folder_of_links(sandbox: Sandbox, config: Config, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    built = Path(config().build_dir)
+    (site / demo_build.LIBRARY).symlink_to(built / demo_build.LIBRARY)
+    parent = sandbox().start(ParentConfig("demo", str(site), "registered", "0"))
+    try:
+        assert next(events(parent))["event"] == "ready"
+    finally:
+        parent.close()
+
+
+# The wall
+
+
+def test_the_engine_reports_every_limit_of_a_container(
+    parent: DockerParent, engine: docker.DockerClient, config: Config, folder: Path
+) -> None:
+    reported = the_container(engine).attrs
+    host = reported["HostConfig"]
+    assert host["NetworkMode"] == "none"
+    assert host["ReadonlyRootfs"] is True
+    assert host["Privileged"] is False
+    assert host["CapDrop"] == ["ALL"]
+    assert not host["CapAdd"]
+    assert host["SecurityOpt"] == ["no-new-privileges:true"]
+    assert (host["Memory"], host["MemorySwap"]) == (LIMITS.memory, LIMITS.memory)
+    assert (host["PidsLimit"], host["NanoCpus"]) == (LIMITS.pids, 10**9)
+    assert {u["Name"]: u["Hard"] for u in host["Ulimits"]} == {"fsize": LIMITS.file, "core": 0}
+    assert host["Init"] is True
+    assert not host["DeviceRequests"]
+    assert not host["Devices"]
+    assert list(host["Tmpfs"]) == ["/tmp"]
+    assert "noexec" in host["Tmpfs"]["/tmp"]
+    assert {(m["Source"], m["Destination"], m["RW"]) for m in reported["Mounts"]} == {
+        (str(PACKAGE), str(PACKAGE), False),
+        (config().build_dir, config().build_dir, False),
+        (str(folder), str(folder), True),
+    }
+    user = int(reported["Config"]["User"].split(":")[0])
+    assert user == (os.getuid() or UNPRIVILEGED)
+    labels = reported["Config"]["Labels"]
+    assert (labels[LABEL_KIND], labels[LABEL_RUN]) == ("trial", "the-run")
+
+
+def test_a_trial_has_no_privileges(parent: DockerParent, engine: docker.DockerClient) -> None:
+    code = "print(json.dumps(dict(l.split(':\\t', 1) for l in open('/proc/self/status'))))"
+    status = {key: value.strip() for key, value in inside(engine, code).items()}
+    assert status["Uid"].split() == [str(os.getuid() or UNPRIVILEGED)] * 4
+    for capabilities in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert int(status[capabilities], 16) == 0
+    assert status["NoNewPrivs"] == "1"
+    assert status["Seccomp"] == "2"
+
+
+def test_a_trial_reaches_no_network(parent: DockerParent, engine: docker.DockerClient) -> None:
+    code = """
+found = {"interfaces": [name for _, name in socket.if_nameindex()]}
+for host in ("192.0.2.1", "172.17.0.1"):
+    try:
+        socket.create_connection((host, 80), timeout=5)
+    except OSError as error:
+        found[host] = os.strerror(error.errno)
+print(json.dumps(found))
+"""
+    unreachable = "Network is unreachable"
+    found = {"interfaces": ["lo"], "192.0.2.1": unreachable, "172.17.0.1": unreachable}
+    assert inside(engine, code) == found
+
+
+def test_a_trial_writes_to_its_run_and_to_its_own_memory_only(
+    parent: DockerParent, engine: docker.DockerClient, folder: Path
+) -> None:
+    code = """
+writable = []
+for path, names, _ in os.walk("/"):
+    if path == "/":
+        names[:] = [name for name in names if name not in ("proc", "sys")]
+    try:
+        os.close(os.open(path, os.O_TMPFILE | os.O_WRONLY, 0o600))
+        writable.append(path)
+    except OSError:
+        if os.access(path, os.W_OK):
+            writable.append(path)
+print(json.dumps(writable))
+"""
+    in_memory = {"/tmp", "/dev/shm", "/dev/mqueue"}
+    assert set(inside(engine, code)) == {str(folder), *in_memory}
+
+
+def test_a_trial_sees_no_other_run_and_no_socket_of_the_engine(
+    parent: DockerParent, engine: docker.DockerClient, folder: Path
+) -> None:
+    socket_of_engine = "/var/run/docker.sock"
+    code = f"print(json.dumps([os.listdir({str(folder.parent)!r}), "
+    code += f"os.path.exists({socket_of_engine!r}), sorted(os.environ)]))"
+    runs, has_socket, environment = inside(engine, code)
+    assert runs == [folder.name]
+    assert not has_socket
+    assert set(environment) <= {
+        *("HOME", "HOSTNAME", "PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"),
+        *("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "LC_CTYPE"),
+    }
+
+
+def test_a_trial_cannot_fork_without_end(parent: DockerParent, engine: docker.DockerClient) -> None:
+    code = """
+import signal
+children = []
+try:
+    while True:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        children.append(child)
+except BlockingIOError:
+    print(json.dumps(len(children)))
+for child in children:
+    os.kill(child, signal.SIGKILL)
+"""
+    assert 0 < inside(engine, code) < LIMITS.pids
+
+
+def test_a_trial_cannot_write_a_file_without_end(
+    parent: DockerParent, engine: docker.DockerClient, folder: Path
+) -> None:
+    code = f"""
+written = 0
+with open({str(folder / "big")!r}, "wb", buffering=0) as file:
+    try:
+        while True:
+            written += file.write(bytes(1 << 16))
+    except OSError:
+        print(json.dumps(written))
+"""
+    assert inside(engine, code) == LIMITS.file
+
+
+def test_memory_without_end_ends_the_parent_and_says_so(hostile: Callable[..., Any]) -> None:
+    small = Limits(memory=64 * 2**20, cpus=1, pids=64, tmp=2**20)
+    parent = hostile("for (;;) memset(malloc(1 << 20), 1, 1 << 20);", small)
+    assert list(events(parent)) == []
+    assert "ran out of memory: the limit is 0.1 GiB" in parent.last_words()
+
+
+def test_a_parent_that_ends_says_how_and_what_it_printed(hostile: Callable[..., Any]) -> None:
+    parent = hostile('write(2, "no such thing\\n", 14); _exit(7);')
+    assert list(events(parent)) == []
+    said = parent.last_words()
+    assert "exit status 7" in said
+    assert "no such thing" in said
+
+
+def test_what_a_parent_prints_is_kept_up_to_a_limit(
+    hostile: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_parent, "LOG_BYTES", 1000)
+    parent = hostile('for (int i = 0; i < 100000; ++i) write(2, "0123456789", 10); _exit(0);')
+    assert list(events(parent)) == []
+    assert (folder / "parent-001.log").stat().st_size == 1000
+
+
+def test_a_parent_that_reads_no_commands_is_ended(
+    hostile: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_parent, "SEND_S", 0.5)
+    parent = hostile("for (;;) pause();")
+    for _ in range(1000):  # more than all buffers on the way hold
+        if not parent.send({"op": "kill", "trial": 0, "padding": "x" * 10_000}):
+            break
+    else:
+        pytest.fail("10 MB went to a parent that reads nothing")
+    assert list(events(parent)) == []
+
+
+def test_a_log_that_is_a_link_is_not_followed(
+    sandbox: Sandbox, config: Config, engine: docker.DockerClient, folder: Path, tmp_path: Path
+) -> None:
+    precious = tmp_path / "precious"
+    (folder / "parent-001.log").symlink_to(precious)
+    with pytest.raises(InfrastructureError, match=r"parent-001\.log"):
+        sandbox().start(config())
+    assert not precious.exists()
+    assert containers_of(engine, LABEL_OWNER, str(os.getpid())) == []
+
+
+# A GPU
+
+
+def test_a_gpu_is_asked_for_by_its_number_and_is_the_only_one_inside(
+    sandbox: Sandbox, config: Config, engine: docker.DockerClient
+) -> None:
+    cuda = Device("cuda", "GPU", ids=("2", "3"))
+    container = sandbox(cuda).create(engine, config(device="3"))
+    try:
+        container.reload()
+        (request,) = container.attrs["HostConfig"]["DeviceRequests"]
+        assert request["DeviceIDs"] == ["3"]
+        assert request["Capabilities"] == [["gpu", "compute", "utility"]]
+        assert json.loads(container.attrs["Args"][-2])["device"] == "0"
+    finally:
+        container.remove(force=True)
+
+
+def test_an_engine_that_cannot_give_a_gpu_is_told_from_a_failing_commit(
+    sandbox: Sandbox, config: Config, engine: docker.DockerClient
+) -> None:
+    if "nvidia" in engine.info()["Runtimes"]:
+        pytest.skip("this engine has a GPU runtime")
+    with pytest.raises(InfrastructureError, match=r"GPU 3: install the NVIDIA container toolkit"):
+        sandbox(Device("cuda", "GPU", ids=("3",))).start(config(device="3"))
+    assert containers_of(engine, LABEL_OWNER, str(os.getpid())) == []
+
+
+# Nothing is left
+
+
+def test_close_removes_the_container(
+    sandbox: Sandbox, config: Config, engine: docker.DockerClient
+) -> None:
+    parent = sandbox().start(config())
+    container = the_container(engine)
+    parent.close()
+    assert container.id not in {one.id for one in engine.containers.list(all=True)}
+
+
+def test_close_ends_a_parent_that_does_not_end_itself(
+    hostile: Callable[..., Any], engine: docker.DockerClient
+) -> None:
+    hostile("signal(SIGTERM, SIG_IGN); for (;;) pause();").close()
+    assert containers_of(engine, LABEL_OWNER, str(os.getpid())) == []
+
+
+def test_a_container_that_somebody_removes_is_a_parent_that_is_gone(
+    parent: DockerParent, engine: docker.DockerClient
+) -> None:
+    the_container(engine).remove(force=True)
+    assert list(events(parent)) == []
+    assert "is gone" in parent.last_words()
+    assert not parent.send({"op": "kill", "trial": 0})
+
+
+@pytest.fixture
+def long_run(image: str, racewatch: Racewatch) -> subprocess.Popen[str]:
+    """A run in docker in the middle of its trials."""
+    run = racewatch(
+        *("run", "--subject", "demo", "--ref", "race", "--trials", "2000"),
+        *("--cell", "stock, alone", "--sandbox", "docker", "--image", image),
+    )
+    assert run.stdout is not None
+    for line in run.stdout:
+        if "[3/" in line:
+            return run
+    pytest.fail(f"it ended early: {run.communicate()[1]}")
+
+
+def test_an_interrupted_run_leaves_no_container(
+    long_run: subprocess.Popen[str], engine: docker.DockerClient
+) -> None:
+    assert containers_of(engine, LABEL_OWNER, str(long_run.pid))
+    long_run.send_signal(signal.SIGINT)
+    said = long_run.communicate(timeout=WAIT_S)
+    assert long_run.returncode == 130, said
+    assert containers_of(engine, LABEL_OWNER, str(long_run.pid)) == []
+
+
+def test_what_a_killed_run_leaves_ends_by_itself_and_is_removed_at_the_next_start(
+    long_run: subprocess.Popen[str], engine: docker.DockerClient
+) -> None:
+    left = containers_of(engine, LABEL_OWNER, str(long_run.pid))
+    assert len(left) == 1
+    long_run.kill()
+    long_run.communicate()
+    for container in left:
+        container.wait(timeout=WAIT_S)  # its standard input ended with the run
+    remove_leftovers(engine)
+    assert containers_of(engine, LABEL_OWNER, str(long_run.pid)) == []
+
+
+def test_the_containers_of_a_living_runner_are_left_alone(
+    parent: DockerParent, engine: docker.DockerClient
+) -> None:
+    remove_leftovers(engine)
+    assert the_container(engine).status == "running"
+
+
+def test_opening_the_sandbox_removes_leftovers_and_gives_the_folder_to_the_trials(
+    image: str, folder: Path, engine: docker.DockerClient
+) -> None:
+    nobody = engine.containers.create(
+        image, ["true"], labels={LABEL_OWNER: "another boot/pid:[1]/1/1"}
+    )
+    DockerSandbox.open(folder, run="r", device=EMULATED, parallel=1, image=image)
+    assert nobody.id not in {one.id for one in engine.containers.list(all=True)}
+    assert folder.stat().st_uid == (os.getuid() or UNPRIVILEGED)
+
+
+# What is missing
+
+
+def test_a_missing_image_is_named_with_the_way_out(engine: docker.DockerClient) -> None:
+    with pytest.raises(InfrastructureError, match=r"no image no-such-image: .*--image"):
+        require("no-such-image")
+
+
+def test_a_missing_engine_is_named_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+    with pytest.raises(InfrastructureError, match=r"no Docker engine answers at .*docker\.sock"):
+        require("any")
+
+
+def test_an_engine_on_another_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://engine.example:2375")
+    with pytest.raises(InfrastructureError, match=r"must be this host's"):
+        require("any")
+
+
+def test_limits_leave_memory_to_the_host_and_grow_with_parallel_trials() -> None:
+    info = {"NCPU": 128, "MemTotal": 512 * GIB}
+    one, many = Limits.of_engine(info, 1), Limits.of_engine(info, 16)
+    assert (one.memory, one.cpus) == (384 * GIB, 128)
+    assert (one.pids, many.pids) == (2 * 1024, 17 * 1024)
