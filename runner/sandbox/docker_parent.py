@@ -13,7 +13,7 @@ from typing import Any
 import docker
 from docker.errors import DockerException, NotFound
 from docker.models.containers import Container
-from docker.utils.socket import STDOUT, frames_iter
+from docker.utils.socket import STDOUT, frames_iter_no_tty
 
 SEND_S = 10.0
 """How long a parent may leave its commands unread before it is ended."""
@@ -48,7 +48,7 @@ class DockerParent:
         """Carry what the container writes until its end."""
         left = LOG_BYTES
         try:
-            for stream, data in frames_iter(self._stream, tty=False):
+            for stream, data in frames_iter_no_tty(self._stream):
                 if stream == STDOUT:
                     _write_all(self._events_in, data)
                     continue
@@ -139,6 +139,7 @@ def describe_end(attributes: dict[str, Any]) -> str:
 def _attach(container: Container) -> socket.socket:
     """A socket of its own to the container's three standard streams."""
     attached = container.attach_socket(params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
+    assert isinstance(attached, socket.SocketIO)  # the engine is reached through a Unix socket
     with attached:
         stream = socket.socket(fileno=os.dup(attached.fileno()))
     stream.settimeout(SEND_S)  # of sending: reading waits in poll(2) first
