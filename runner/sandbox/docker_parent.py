@@ -49,6 +49,7 @@ class DockerParent:
         left = LOG_BYTES
         try:
             for stream, data in frames_iter_no_tty(self._stream):
+                assert isinstance(data, bytes)
                 if stream == STDOUT:
                     _write_all(self._events_in, data)
                     continue
