@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from filelock import FileLock
 from runner import demo_build, demo_repo, device, git
 from runner.build import Builds, Recipe, git_base, git_build
 from runner.device import HostDevices
-from runner.errors import RefError
+from runner.errors import InfrastructureError, RefError, SubjectError
 from runner.matrix import Program
 from runner.matrix import Recipe as Precision
 from runner.result import Commit, Device
@@ -46,7 +47,16 @@ class DemoSubject:
                 f"--version {request.version}: the demo has no releases, name a commit with --ref "
                 f"(tags: {', '.join(demo_repo.TAGS)})"
             )
-        return self._merged(self._repository.resolve(request.ref), request.pulls)
+        return self._merged(self._resolved(request.ref), request.pulls)
+
+    def _resolved(self, ref: str) -> Commit:
+        commit = self._repository.resolve(ref)
+        if self._repository.text(commit.sha, f"{CSRC}/extensions.h") is None:
+            raise SubjectError(
+                f"{self._repository.source} at {ref} is not the demo subject: it has no "
+                f"{CSRC}/extensions.h"
+            )
+        return commit
 
     def _merged(self, commit: Commit, pulls: Sequence[int]) -> Commit:
         for pull in pulls:
@@ -98,9 +108,12 @@ def _history_identity() -> str:
 
 def _host_identity() -> dict[str, str]:
     """The compiler and the emulation, which is linked into every build."""
-    version = subprocess.run(
-        [*demo_build.find_compiler(), "--version"], capture_output=True, text=True, check=True
-    )
+    compiler = demo_build.find_compiler()
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
+    if version.returncode or not version.stdout.strip():
+        raise InfrastructureError(
+            f"{shlex.join(compiler)} does not tell its version: set CXX to a C++ compiler"
+        )
     digest = hashlib.sha256(Path(demo_build.__file__).read_bytes())
     for folder in ("include", "src"):
         for path in sorted((demo_build.EMULATION / folder).rglob("*")):

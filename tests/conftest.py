@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,6 +45,22 @@ def compiler(needs: Needs) -> str:
     found = next((name for name in ("g++", "c++", "clang++") if shutil.which(name)), "")
     needs(found, "C++ compiler (g++, c++ or clang++)")
     return f"ccache {found}" if shutil.which("ccache") else found
+
+
+Eventually = Callable[[Callable[[], object], str], None]
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Eventually:
+    """`eventually(condition, what)`: look again until it holds, fail after a time that is ample."""
+
+    def wait(condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline, f"never happened: {what}"
+            time.sleep(0.01)
+
+    return wait
 
 
 Racewatch = Callable[..., "subprocess.Popen[str]"]

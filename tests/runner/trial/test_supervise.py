@@ -22,6 +22,7 @@ from runner.trial.program import ParentConfig, TrialSpec
 from runner.trial.supervise import Assignment, Deadlines, Finished, Lane, Supervisor
 
 Spec = Callable[..., TrialSpec]
+Eventually = Callable[[Callable[[], object], str], None]
 HANG = {"EMULATION_BACKGROUND": "wait"}
 PATIENT = Deadlines(progress=60)
 
@@ -83,16 +84,6 @@ def supervise_on() -> Iterator[Supervise]:
 
 def outcome(finished: Finished) -> Outcome:
     return finished.judge(finished.evidence).outcome
-
-
-def in_flight(sandbox: Watched, log: Path) -> None:
-    """Returns once a trial has begun to write its log: then its process is there."""
-    deadline = threading.Event()
-    timer = threading.Timer(30, deadline.set)
-    timer.start()
-    while not log.exists():
-        assert not deadline.is_set(), f"{log} never appeared"
-    timer.cancel()
 
 
 def test_every_assignment_finishes_once(
@@ -213,7 +204,10 @@ def test_events_that_are_none_cost_the_parent_and_nothing_else(
 
 
 def test_a_killed_parent_costs_the_trial_in_flight_only(
-    assign: Callable[..., Assignment], supervise_on: Supervise, tmp_path: Path
+    assign: Callable[..., Assignment],
+    supervise_on: Supervise,
+    tmp_path: Path,
+    eventually: Eventually,
 ) -> None:
     sandbox = Watched(tmp_path)
     supervisor = supervise_on(sandbox)
@@ -222,7 +216,7 @@ def test_a_killed_parent_costs_the_trial_in_flight_only(
     for one in supervisor.run(deque([assign(0), hanging, assign(2)])):
         finished.append(one)
         if one.assignment.spec.index == 0:
-            in_flight(sandbox, Path(hanging.spec.log))
+            eventually(Path(hanging.spec.log).exists, "the trial is in flight")
             os.kill(sandbox.pids()[0], signal.SIGKILL)
     assert [f.assignment.spec.index for f in finished] == [0, 1, 2]
     assert [outcome(f) for f in finished] == [Outcome.PASS, Outcome.INFRA_ERROR, Outcome.PASS]
@@ -234,6 +228,7 @@ def test_a_parent_that_does_not_answer_is_killed_and_its_trial_still_a_hang(
     supervise_on: Supervise,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    eventually: Eventually,
 ) -> None:
     monkeypatch.setattr(process, "CLOSE_S", 0.1)
     sandbox = Watched(tmp_path)
@@ -243,7 +238,7 @@ def test_a_parent_that_does_not_answer_is_killed_and_its_trial_still_a_hang(
     for one in supervisor.run(deque([assign(0), hanging, assign(2)])):
         finished.append(one)
         if one.assignment.spec.index == 0:
-            in_flight(sandbox, Path(hanging.spec.log))
+            eventually(Path(hanging.spec.log).exists, "the trial is in flight")
             os.kill(sandbox.pids()[0], signal.SIGSTOP)
     assert [f.assignment.spec.index for f in finished] == [0, 1, 2]
     assert finished[1].evidence.killed
@@ -251,13 +246,22 @@ def test_a_parent_that_does_not_answer_is_killed_and_its_trial_still_a_hang(
 
 
 def test_a_device_whose_parent_is_lost_is_taken_out_where_another_remains(
-    assign: Callable[..., Assignment], supervise_on: Supervise, tmp_path: Path
+    assign: Callable[..., Assignment],
+    supervise_on: Supervise,
+    tmp_path: Path,
+    eventually: Eventually,
 ) -> None:
     sandbox = Watched(tmp_path)
     supervisor = supervise_on(sandbox, ("0", "1"))
     hanging = {n: assign(n, background=True, **HANG) for n in (0, 1)}
     queue = deque([*hanging.values(), *(assign(n) for n in range(2, 8))])
-    killer = threading.Thread(target=lambda: kill_when_flying(sandbox, hanging))
+
+    def kill_when_both_fly() -> None:
+        for assignment in hanging.values():
+            eventually(Path(assignment.spec.log).exists, "both devices have a trial in flight")
+        os.kill(sandbox.pids("0")[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_when_both_fly)
     killer.start()
     finished = {}
     for one in supervisor.run(queue):
@@ -277,12 +281,6 @@ def test_a_device_whose_parent_is_lost_is_taken_out_where_another_remains(
     assert note == "device 0 was taken out: a parent process of its trials ended"
 
 
-def kill_when_flying(sandbox: Watched, hanging: dict[int, Assignment]) -> None:
-    for assignment in hanging.values():
-        in_flight(sandbox, Path(assignment.spec.log))
-    os.kill(sandbox.pids("0")[0], signal.SIGKILL)
-
-
 def test_the_last_device_is_never_taken_out(supervise_on: Supervise, tmp_path: Path) -> None:
     supervisor = supervise_on(Watched(tmp_path), ("0", "1", "2"))
     for device in ("0", "1", "2"):
@@ -291,14 +289,17 @@ def test_the_last_device_is_never_taken_out(supervise_on: Supervise, tmp_path: P
 
 
 def test_a_stopped_run_leaves_no_process_and_reports_nothing_in_flight(
-    assign: Callable[..., Assignment], supervise_on: Supervise, tmp_path: Path
+    assign: Callable[..., Assignment],
+    supervise_on: Supervise,
+    tmp_path: Path,
+    eventually: Eventually,
 ) -> None:
     sandbox = Watched(tmp_path)
     supervisor = supervise_on(sandbox)
     hanging = assign(1, background=True, **HANG)
     events = supervisor.run(deque([assign(0), hanging]))
     assert next(events).assignment.spec.index == 0
-    in_flight(sandbox, Path(hanging.spec.log))
+    eventually(Path(hanging.spec.log).exists, "the trial is in flight")
     events.close()
     supervisor.close()
     assert list(events) == []
