@@ -128,12 +128,13 @@ def run(
         folder=settings.runs,
         expected_handlers=opened.expected_handlers,
         command=shlex.join(["racewatch", *sys.argv[1:]]),
+        environment=opened.trial_environment(found.device),
         deadlines=replace(Deadlines(), progress=progress_s),
         fresh=fresh,
         base=_build_base(opened, commit, builds, console),
     )
     plan = in_own_folder(plan)
-    environment = opened.trial_environment(found.device) | compilation_cache(plan, cold)
+    environment = dict(plan.environment) | compilation_cache(plan, cold)
     a_run = Run(plan, _sandbox(sandbox, plan, image, environment))
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4) as live:

@@ -114,13 +114,15 @@ def _run(options: argparse.Namespace) -> int:
         folder=options.work,
         expected_handlers=te.expected_handlers,
         command=shlex.join(["python3", "run.py", *sys.argv[1:]]),
+        environment=te.environment(),
         fallback_path=(str(HERE / "deps"),),
         deadlines=replace(Deadlines(), progress=options.progress_s),
         fresh=options.fresh,
         base=base,
     )
     plan = in_own_folder(plan)
-    sandbox = ProcessSandbox(plan.folder, environment=compilation_cache(plan, options.cold))
+    environment = dict(plan.environment) | compilation_cache(plan, options.cold)
+    sandbox = ProcessSandbox(plan.folder, environment=environment)
     progress = report.PlainProgress(sys.stdout)
     ending = carry_out(run.Run(plan, sandbox), progress, options.events)
     return conclude(ending, options.json)

@@ -35,6 +35,8 @@ def node_packages(python: str, cache: Path) -> Path:
         shutil.rmtree(scratch, ignore_errors=True)
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
         command += ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
+        # pip compares Requires-Python with the Python that runs it, not with the one asked for.
+        command += ["--ignore-requires-python"]
         command += [f"--platform={platform}" for platform in PLATFORMS]
         command += ["--require-hashes", f"--target={scratch}", f"--requirement={pins}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -70,7 +70,8 @@ class RunStarted:
 
     base: the commit whose stock outputs parity compares with, where this one is fixed already.
     builds: for each build key of the run, what it is (kind, registered handlers, log, ...).
-    harness: version of the trial harness. trials_planned: how many `trial` events a whole run has.
+    harness: version of the trial harness. environment: variables that its trials were given.
+    trials_planned: how many `trial` events a whole run has.
     """
 
     run: str
@@ -84,6 +85,7 @@ class RunStarted:
     harness: str
     started: str
     command: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
     trial_mode: str = ""
     trials_planned: int = 0
     base: Commit | None = None
@@ -280,6 +282,7 @@ class Fold:
             "harness": started.harness,
             "trial_mode": started.trial_mode,
             "command": started.command,
+            "environment": dict(started.environment),
             "started": started.started,
             "status": self.ended.status if self.ended else "interrupted",
             "reason": self.ended.reason if self.ended else "the stream of events stops early",

@@ -102,6 +102,7 @@ class Plan:
     folder: Path
     expected_handlers: Callable[[Program, Recipe, tuple[int, int]], tuple[str, ...]]
     command: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
     fallback_path: tuple[str, ...] = ()
     deadlines: Deadlines = field(default_factory=Deadlines)
     fresh: bool = False
@@ -191,12 +192,14 @@ class Run:
         supervisor = self._supervisor = Supervisor(self._lanes())
         try:
             self._queue.extend(self._first_assignments())
+            rest = [self._assign(cell) for cell in self._rest()]
+            supervisor.warm([*self._queue, *rest])
             for finished in supervisor.run(self._queue):
                 trial = self._take(finished)
                 yield from self._announce()
                 yield trial
             yield from self._announce()
-            self._queue.extend(self._assign(cell) for cell in self._rest())
+            self._queue.extend(rest)
             if self._hopeless():
                 return
             for finished in supervisor.run(self._queue):
@@ -317,6 +320,7 @@ class Run:
             harness=plan.harness,
             started=_now(),
             command=plan.command,
+            environment=plan.environment,
             trial_mode=mode,
             trials_planned=planned + extra,
             base=plan.base.commit if plan.base else None,

@@ -198,7 +198,7 @@ class TeSubject:
 
     def trial_environment(self, device: Device) -> dict[str, str]:
         """See Subject."""
-        return {}
+        return te.environment()
 
     def node_packages(self) -> Path:
         """A folder of the Python packages that TE imports, for a node that lacks them."""

@@ -8,7 +8,7 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -174,6 +174,19 @@ class Lane:
         self._running[assignment.spec.index] = running
         if parent.ready:
             self._send_start(running)
+
+    def warm(self, assignments: Iterable[Assignment]) -> None:
+        """Start the parents that these will need, all at once: each imports for seconds.
+
+        One that cannot be started is left to the first trial that needs it, which says so.
+        """
+        for assignment in assignments:
+            key = (assignment.build_dir, assignment.registration)
+            if key not in self._parents:
+                try:
+                    self._start_parent(key, assignment)
+                except InfrastructureError:
+                    return
 
     def _start_parent(self, key: tuple[str, str], assignment: Assignment) -> _Parent:
         config = self._config_for(assignment, self.device)
@@ -397,6 +410,11 @@ class Supervisor:
             stopped.set()
             for thread in threads.values():
                 thread.join()
+
+    def warm(self, assignments: Sequence[Assignment]) -> None:
+        """Start every parent that these will need on every device."""
+        for lane in self._lanes:
+            lane.warm(assignments)
 
     def retire(self, device: str, reason: str) -> None:
         """Give a device no more trials, unless it is the last."""
