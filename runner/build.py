@@ -87,7 +87,9 @@ class Builds:
                 recipe.compile(tree, out, log)
             except BuildError as error:
                 text = log.read_text(errors="replace") if log.is_file() else error.log
-                return failed_build(key, error, text, time.monotonic() - started)
+                failed = failed_build(key, error, text, time.monotonic() - started)
+                self._store.put_log(key, text)
+                return failed
             made = PreparedBuild(
                 key=key,
                 seconds=round(time.monotonic() - started, 3),

@@ -455,11 +455,8 @@ class Run:
 
     def _verdict(self) -> tuple[str, str]:
         if self._hopeless():
-            last = max(self.fold.trials.values(), key=lambda t: t.index)
-            infra = [t for t in self.fold.trials.values() if t.outcome is Outcome.INFRA_ERROR] or [
-                last
-            ]
-            return "failed", f"could not run: {infra[0].reason}"
+            infra = next(t for t in self.fold.trials.values() if t.outcome is Outcome.INFRA_ERROR)
+            return "failed", f"could not run: {infra.reason} ({infra.signature})"
         return "complete", ""
 
 

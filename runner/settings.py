@@ -22,7 +22,8 @@ class Settings:
     def load(cls) -> Settings:
         """From the environment."""
         home = Path(os.environ.get("RACEWATCH_HOME") or platformdirs.user_cache_dir("racewatch"))
-        return cls(home.absolute(), os.environ.get("RACEWATCH_STORE") or str(home / "store"))
+        home = home.absolute()
+        return cls(home, os.environ.get("RACEWATCH_STORE") or str(home / "store"))
 
     @property
     def folders(self) -> Folders:
