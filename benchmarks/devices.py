@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--devices", default="0,1")
     parser.add_argument("--trials", default="40")
     parser.add_argument("--parallel", default="16", help="trials at a time on each device")
+    parser.add_argument("--no-loss", action="store_true", help="leave the third run out")
     parser.add_argument("--out", type=Path, default=Path("devices-results"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -98,6 +99,8 @@ def main() -> None:
         same = "same" if (a["k"], a["n"]) == (b["k"], b["n"]) else "DIFFERENT"
         print(f"  {a['name']}: {a['k']}/{a['n']} and {b['k']}/{b['n']}: {same}")
 
+    if options.no_loss:
+        return
     lost = run(options.command, "device-lost", options.out, every, lose=last)
     print(f"one lost:        {describe(lost)}")
     indices = [trial["index"] for trial in lost["trials"]]

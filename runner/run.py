@@ -31,11 +31,13 @@ from runner.trial.program import ParentConfig, TrialSpec
 from runner.trial.supervise import Assignment, Deadlines, Finished, Lane, Supervisor
 from runner.variants.names import BuildKind
 
-HARNESS = "1"
+HARNESS = "2"
 """Version of what a trial does; results are shared only at an equal version."""
 HOPELESS = 3
 """Infrastructure errors in a row, before any trial counted, after which a run gives up."""
 LOG_LINES = 60
+REFERENCE_EXECUTIONS = 6
+"""How often a reference executes: what differs now and then must not pass for what is fixed."""
 CAPTURES = 16
 """At least as many captures as an execution of any program makes, each held open in turn."""
 
@@ -150,6 +152,7 @@ class Run:
         self._fresh_reasons: set[str] = set()
         self._supervisor: Supervisor | None = None
         self._streaks: Counter[str] = Counter()
+        self._said: list[str] = []
         self._began = time.monotonic()
 
     def __iter__(self) -> Iterator[Event]:
@@ -186,7 +189,7 @@ class Run:
         started = self.fold.started
         late = self._fresh_reasons if started and started.trial_mode == "fork" else set()
         fresh = tuple(f"some trials had a fresh interpreter: {reason}" for reason in sorted(late))
-        return (*(self._supervisor.notes if self._supervisor else ()), *fresh)
+        return (*(self._supervisor.notes if self._supervisor else ()), *fresh, *self._said)
 
     def _trials(self) -> Generator[Event, None, None]:
         supervisor = self._supervisor = Supervisor(self._lanes())
@@ -258,6 +261,7 @@ class Run:
             environment=cell.variant.environment(cell.hold_ms),
             log=f"{stem}.log",
             trace=f"{stem}.handlers" if instrumented else "",
+            executions=REFERENCE_EXECUTIONS if cell.is_reference else 2,
         )
         silent = CAPTURES * cell.hold_ms / 1000
         return Assignment(spec, build.folder, cell.variant.registration, silent)
@@ -405,10 +409,19 @@ class Run:
     def _note_reference(
         self, cell: Cell, recipe: str, digests: tuple[str, ...], verdict: Classification
     ) -> None:
-        """The first clean reference of a program and recipe fixes what its bits must be."""
+        """The first clean reference of a program and recipe fixes what its bits must be.
+
+        A program whose own executions differ has no such bits, and its outputs are not compared.
+        """
         key = (cell.program, recipe)
-        if verdict.outcome is Outcome.PASS and key not in self._references:
-            self._references[key] = digests[0] if len(set(digests)) == 1 else None
+        if verdict.outcome is not Outcome.PASS or key in self._references:
+            return
+        self._references[key] = digests[0] if len(set(digests)) == 1 else None
+        if len(set(digests)) > 1:
+            self._said.append(
+                f"{cell.program} ({recipe}): {len(set(digests))} different outputs in "
+                f"{len(digests)} executions of one trial, so its outputs were not compared"
+            )
 
     def _missing(
         self, cell: Cell, build: PreparedBuild, recipe: str, finished: Finished

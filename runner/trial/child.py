@@ -130,8 +130,8 @@ class _Trial:
         if self.spec.background:
             program.start_background(self.spec.background_period_ms)
             threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
-        for execution in ("execute", "execute again"):
-            self.stage(execution)
+        for n in range(self.spec.executions):
+            self.stage("execute again" if n else "execute")
             self.digests.append(hashlib.sha256(program.execute()).hexdigest())
         stale = 0
         if self.spec.background:

@@ -62,6 +62,7 @@ class TrialSpec:
 
     environment: set in the child before anything else. log: file for the program's own output.
     trace: file where an instrumented build appends the initialize handlers that are entered.
+    executions: how often the program is executed.
     """
 
     index: int
@@ -72,6 +73,7 @@ class TrialSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     log: str = ""
     trace: str = ""
+    executions: int = 2
 
 
 @dataclass(frozen=True)
