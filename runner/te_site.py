@@ -8,6 +8,9 @@ import tempfile
 from pathlib import Path
 
 CORE_LIBRARY = "libtransformer_engine.so"
+PACKAGES = ("transformer_engine", "transformer_engine_cu13", "transformer_engine_jax")
+LAYOUT = "2"
+"""Version of what `write_python` writes; part of a build's key."""
 _SUFFIXES = (".py", ".json", ".txt", ".so")
 
 
@@ -26,19 +29,21 @@ def only_python(folder: str, names: list[str]) -> set[str]:
 def write_python(package: Path, version: str, out: Path) -> None:
     """Copy TE's Python package into `out`, with the metadata that its import asks for.
 
-    TE takes its version from the metadata of `transformer-engine`, and demands matching packages
-    from the index only where those metadata call the installation a pure-Python wheel.
+    TE compares the versions of its three packages where the extension's is installed, and demands
+    then that they come from wheels. Ours stand before whatever the interpreter has installed, so
+    that another TE in it (the `gpu` extra, say) does not get into the way.
     """
     shutil.copytree(package, out / "transformer_engine", ignore=only_python)
-    info = out / f"transformer_engine-{version}.dist-info"
-    info.mkdir()
-    files = {
-        "METADATA": f"Metadata-Version: 2.1\nName: transformer_engine\nVersion: {version}\n",
-        "WHEEL": "Wheel-Version: 1.0\nGenerator: racewatch\nRoot-Is-Purelib: false\n",
-    }
-    files["RECORD"] = "".join(f"{info.name}/{name},,\n" for name in (*files, "RECORD"))
-    for name, text in files.items():
-        (info / name).write_text(text)
+    for name in PACKAGES:
+        info = out / f"{name}-{version}.dist-info"
+        info.mkdir()
+        files = {
+            "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+            "WHEEL": "Wheel-Version: 1.0\nGenerator: racewatch\nRoot-Is-Purelib: true\n",
+        }
+        files["RECORD"] = "".join(f"{info.name}/{file},,\n" for file in (*files, "RECORD"))
+        for file, text in files.items():
+            (info / file).write_text(text)
 
 
 def assemble(build: Path, core: Path, site: Path) -> Path:
@@ -50,15 +55,15 @@ def assemble(build: Path, core: Path, site: Path) -> Path:
         return site
     site.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".site-", dir=site.parent))
-    for entry in build.iterdir():
-        if entry.suffix == ".so" or entry.name.startswith("transformer_engine"):
-            (scratch / entry.name).symlink_to(entry)
-    (scratch / CORE_LIBRARY).symlink_to(core)
-    scratch.chmod(0o755)
     try:
+        for entry in build.iterdir():
+            if entry.suffix == ".so" or entry.name.startswith("transformer_engine"):
+                (scratch / entry.name).symlink_to(entry)
+        (scratch / CORE_LIBRARY).symlink_to(core)
+        scratch.chmod(0o755)
         os.rename(scratch, site)
     except OSError:
         shutil.rmtree(scratch)
-        if not site.is_dir():
+        if not site.is_dir():  # else another process made the same one meanwhile
             raise
     return site

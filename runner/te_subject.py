@@ -172,7 +172,8 @@ class TeSubject:
         )
 
     def _identity(self) -> dict[str, str]:
-        return {f"toolchain {k}": v for k, v in self._toolchain.extension_identity().items()}
+        identity = {f"toolchain {k}": v for k, v in self._toolchain.extension_identity().items()}
+        return {"layout": te_site.LAYOUT, **identity}
 
     def _on_core(self, built: PreparedBuild, library: Path, core_key: str) -> PreparedBuild:
         """The build as a run takes it, on a core with the device code of one architecture."""
