@@ -113,6 +113,7 @@ def run(
     opened = open_subject(subject, Options(settings.folders, repository=repo, toolchain=toolchain))
     commit = opened.resolve(_request(ref, version, with_ or []))
     found = opened.devices(device_ids(devices))
+    python = opened.trial_python() if sandbox == "process" else ""
     if parallel is None:
         parallel = default_parallel(found.device, found.memory_gib, host.cores())
     console = Console()
@@ -135,7 +136,7 @@ def run(
     )
     plan = in_own_folder(plan)
     environment = dict(plan.environment) | compilation_cache(plan, cold)
-    a_run = Run(plan, _sandbox(sandbox, plan, image, environment))
+    a_run = Run(plan, _sandbox(sandbox, plan, image, python, environment))
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4) as live:
             ending = carry_out(a_run, LiveProgress(live), events)
@@ -273,9 +274,11 @@ def _check_sandbox(name: str, image: str) -> None:
         raise InputError(f"--sandbox: unknown {name!r}; known: process, docker")
 
 
-def _sandbox(name: str, plan: Plan, image: str, environment: Mapping[str, str]) -> Sandbox:
+def _sandbox(
+    name: str, plan: Plan, image: str, python: str, environment: Mapping[str, str]
+) -> Sandbox:
     if name == "process":
-        return ProcessSandbox(plan.folder, environment=environment)
+        return ProcessSandbox(plan.folder, python, environment)
     return docker_sandbox.DockerSandbox.open(
         plan.folder,
         run=plan.run,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -90,6 +91,10 @@ class DemoSubject:
     def devices(self, wanted: Sequence[str]) -> HostDevices:
         """See Subject."""
         return device.emulated(wanted)
+
+    def trial_python(self) -> str:
+        """See Subject; any interpreter will do."""
+        return sys.executable
 
     def trial_environment(self, device: Device) -> dict[str, str]:
         """See Subject."""

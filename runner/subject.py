@@ -58,6 +58,10 @@ class Subject(Protocol):
         """The devices of this host that its trials run on."""
         ...
 
+    def trial_python(self) -> str:
+        """The interpreter that its trials run with on this host. Raises InfrastructureError."""
+        ...
+
     def trial_environment(self, device: Device) -> dict[str, str]:
         """What its trials' environment holds besides, on that device."""
         ...

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from filelock import FileLock
+from packaging.version import Version
 
 from runner import device, fatbin, git, te_core, te_extension, te_site, te_source, toolchain
 from runner.build import Builds, Recipe, failed_build, git_base, git_build
 from runner.build_command import CompilerCache
 from runner.device import HostDevices
-from runner.errors import BuildError, SubjectError
+from runner.errors import BuildError, InfrastructureError, SubjectError
 from runner.matrix import Program
 from runner.matrix import Recipe as Precision
 from runner.node_packages import node_packages
@@ -34,6 +38,14 @@ GIT_INPUTS = (
     "transformer_engine/jax",
 )
 """What of a commit enters its build: the core's headers, the extension and the Python code."""
+_INTERPRETER = """
+import importlib.metadata, sys
+print("%d.%d" % sys.version_info[:2])
+try:
+    print(importlib.metadata.version("jaxlib"))
+except importlib.metadata.PackageNotFoundError:
+    pass
+"""
 VERSION_FILE = "build_tools/VERSION.txt"
 
 
@@ -196,6 +208,27 @@ class TeSubject:
     def devices(self, wanted: Sequence[str]) -> HostDevices:
         """See Subject."""
         return device.cuda(wanted)
+
+    def trial_python(self) -> str:
+        """See Subject: RACEWATCH_PYTHON, or this process's own, where it fits the toolchain."""
+        python = os.environ.get("RACEWATCH_PYTHON") or sys.executable
+        wanted = self._toolchain
+        needs = f"trials need Python {wanted.python} with JAX {wanted.headers['jaxlib']} or newer"
+        way_out = "set RACEWATCH_PYTHON to such an interpreter, or choose another --toolchain"
+        try:
+            said = subprocess.run(
+                [python, "-c", _INTERPRETER], capture_output=True, text=True, timeout=60, check=True
+            ).stdout.split()
+        except (OSError, subprocess.SubprocessError) as error:
+            raise InfrastructureError(f"{needs}, {python} does not run: {way_out}") from error
+        version, jaxlib = said[0], said[1] if len(said) > 1 else ""
+        if version != wanted.python:
+            raise InfrastructureError(f"{needs}, {python} is Python {version}: {way_out}")
+        if not jaxlib:
+            raise InfrastructureError(f"{needs}, {python} has no jaxlib: {way_out}")
+        if Version(jaxlib) < Version(wanted.headers["jaxlib"]):
+            raise InfrastructureError(f"{needs}, {python} has jaxlib {jaxlib}: {way_out}")
+        return python
 
     def trial_environment(self, device: Device) -> dict[str, str]:
         """See Subject."""
