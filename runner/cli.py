@@ -138,7 +138,7 @@ def run(
     environment = dict(plan.environment) | compilation_cache(plan, cold)
     a_run = Run(plan, _sandbox(sandbox, plan, image, python, environment))
     if console.is_terminal:
-        with Live(console=console, refresh_per_second=4) as live:
+        with Live(console=console, refresh_per_second=4, transient=True) as live:
             ending = carry_out(a_run, LiveProgress(live), events)
     else:
         ending = carry_out(a_run, report.PlainProgress(sys.stdout), events)
