@@ -48,7 +48,8 @@ from runner.sandbox import docker as docker_sandbox
 from runner.sandbox.base import Sandbox
 from runner.sandbox.process import ProcessSandbox
 from runner.settings import Settings
-from runner.subject import Options, Request, Subject, open_subject
+from runner.subject import Options, Request, Subject
+from runner.subjects import open_subject
 from runner.trial.supervise import Deadlines
 from runner.variants.names import BuildKind
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from runner.errors import InfrastructureError, InputError
 from runner.result import Device
@@ -84,3 +86,30 @@ def emulated(wanted: Sequence[str] = ()) -> HostDevices:
 def cores() -> int:
     """Processor cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def jobs() -> int:
+    """Compilers to run at a time: one a core, as far as memory goes at 3 GiB each.
+
+    TE's attention.cpp takes 2.5 GB at -O3.
+    """
+    return max(1, min(cores(), available_memory() // (3 * 2**30)))
+
+
+def available_memory() -> int:
+    """Memory that processes can still take here: the kernel's count, or the container's limit."""
+    meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
+    line = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
+    available = int(line[1]) * 1024 if line else 3 * 2**30
+    limit = _number(Path("/sys/fs/cgroup/memory.max"))
+    used = _number(Path("/sys/fs/cgroup/memory.current"))
+    return available if limit is None or used is None else min(available, limit - used)
+
+
+def _number(path: Path) -> int | None:
+    """A control group's figure; None where it has no limit or there are no such files."""
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from runner.device import HostDevices
-from runner.errors import SubjectError
+from runner.device import HostDevices, jobs
 from runner.matrix import Program, Recipe
 from runner.result import Commit, Device
 from runner.run import BuildId, PreparedBuild
@@ -73,32 +72,16 @@ class Subject(Protocol):
         ...
 
 
-NAMES = ("demo", "te")
-
-
 @dataclass(frozen=True)
 class Options:
     """How a subject is opened.
 
     repository: a git URL or a folder, empty for the subject's own. architecture: of the GPU that
-    is built for, such as `90`; empty for this host's.
+    is built for, such as `90`; empty for this host's. jobs: compilers at a time.
     """
 
     folders: Folders
     repository: str = ""
     toolchain: str = ""
     architecture: str = ""
-    jobs: int = field(default=2)
-
-
-def open_subject(name: str, options: Options) -> Subject:
-    """The subject of that name. Raises SubjectError."""
-    if name == "demo":
-        from runner.demo_subject import DemoSubject
-
-        return DemoSubject(options)
-    if name == "te":
-        from runner.te_subject import TeSubject
-
-        return TeSubject(options)
-    raise SubjectError(f"--subject: unknown {name!r}; known: {', '.join(NAMES)}")
+    jobs: int = field(default_factory=jobs)

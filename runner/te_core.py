@@ -14,6 +14,7 @@ from filelock import FileLock
 
 from runner import te_source
 from runner.build_command import BuildCommands, CompilerCache
+from runner.device import available_memory
 from runner.errors import InfrastructureError, RefError, SubjectError
 from runner.git import Repository, Submodule, open_commit
 from runner.store import Store, build_key
@@ -225,7 +226,7 @@ def compile_core(
     missing = missing_prerequisites(tree, env, architecture)
     if missing:
         raise InfrastructureError("TE's core cannot be built: " + "; ".join(missing))
-    jobs = max(1, min(jobs, _available_memory() // _JOB_MEMORY))
+    jobs = max(1, min(jobs, available_memory() // _JOB_MEMORY))
     launcher = shutil.which("ccache") if cache is not None else None
     with BuildCommands(tree.parent, _environment(env, tree, cache), log) as commands:
         commands.follow(
@@ -337,32 +338,13 @@ def _output(command: Sequence[str | Path]) -> str:
 
 
 def _memory_problem() -> str | None:
-    available = _available_memory()
+    available = available_memory()
     if available >= _JOB_MEMORY:
         return None
     return (
         f"one compiler needs {_JOB_MEMORY / 2**30:.0f} GiB of memory, and "
         f"{available / 2**30:.1f} GiB are free here"
     )
-
-
-def _available_memory() -> int:
-    """Memory that processes can still take here: the kernel's count, or the container's limit."""
-    meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-    line = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
-    available = int(line[1]) * 1024 if line else _JOB_MEMORY
-    limit = _number(Path("/sys/fs/cgroup/memory.max"))
-    used = _number(Path("/sys/fs/cgroup/memory.current"))
-    return available if limit is None or used is None else min(available, limit - used)
-
-
-def _number(path: Path) -> int | None:
-    """A control group's figure; None where it has no limit or there are no such files."""
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
 
 
 def _disk_problem(tree: Path) -> str | None:

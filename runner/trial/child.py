@@ -16,6 +16,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
+from runner.trial.harness import load_harness
 from runner.trial.program import Harness, ParentConfig, Program, TrialSpec
 
 GRACE_S = 1.5
@@ -213,15 +214,13 @@ class BackgroundError(Exception):
 
 def main() -> None:
     """A trial in a fresh interpreter: `... -m runner.trial.child CONFIG SPEC EVENTS_FD PARENT`."""
-    from runner.trial import parent
-
     config = ParentConfig.of(json.loads(sys.argv[1]))
     spec = TrialSpec(**json.loads(sys.argv[2]))
     events = Events(int(sys.argv[3]), spec.index)
     try:
         enter(spec, int(sys.argv[4]))
         events.send("stage", stage="import")
-        harness = parent.load_harness(config)
+        harness = load_harness(config)
         events.send("versions", versions=dict(harness.prepare(config)))
     except BaseException as error:
         fail(spec, events, error)

@@ -9,7 +9,6 @@ interpreter. End of standard input ends it, and every trial with it.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import platform
@@ -21,17 +20,11 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from runner.trial import child
+from runner.trial.harness import load_harness
 from runner.trial.program import Harness, ParentConfig, TrialSpec
-
-
-def load_harness(config: ParentConfig) -> Harness:
-    """The subject's module, after its paths are in place."""
-    sys.path[:0] = [path for path in config.python_path if path not in sys.path]
-    sys.path.extend(path for path in config.fallback_path if path not in sys.path)
-    return cast(Harness, importlib.import_module(f"runner.trial.{config.subject}"))
 
 
 def fork_hazard(process: Path = Path("/proc/self")) -> str:

@@ -311,7 +311,7 @@ def test_an_architecture_that_nvcc_does_not_know_is_named(tree: Path, env: Toolc
 def test_too_little_memory_is_one_sentence(
     tree: Path, env: ToolchainEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(te_core, "_available_memory", lambda: 2**30)
+    monkeypatch.setattr(te_core, "available_memory", lambda: 2**30)
 
     (sentence,) = te_core.missing_prerequisites(tree, env, "90")
 
