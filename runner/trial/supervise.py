@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import json
+import errno
+import os
 import queue
 import selectors
+import stat
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from runner.errors import InfrastructureError
 from runner.outcome import Classification, Evidence, Outcome, classify
 from runner.sandbox.base import ParentHandle, Sandbox
+from runner.trial.events import BrokenEvent, Lines, parse
 from runner.trial.program import ParentConfig, TrialSpec
 
 LOG_BYTES = 200_000
 """How much of either end of a trial's log is read."""
+TRACE_BYTES = 200_000
+"""How much of a trial's trace is read: a thousand times what one that enters every handler has."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class _Parent:
     config: ParentConfig
     handle: ParentHandle
     started: float
-    pending: bytes = b""
+    lines: Lines = field(default_factory=Lines)
     ready: bool = False
     unready: bool = False
     error: str = ""
@@ -211,15 +215,12 @@ class Lane:
             if not data:
                 self._lost(key, parent, emit)
                 continue
-            *lines, parent.pending = (parent.pending + data).split(b"\n")
-            for line in lines:
-                try:
-                    self._take_in(parent, json.loads(line), emit)
-                except (ValueError, KeyError, TypeError) as error:
-                    # Trials run a subject's code, which can write anything anywhere.
-                    parent.error = f"its trials' events are broken ({error!r}): {line[:80]!r}"
-                    self._lost(key, parent, emit)
-                    break
+            try:
+                for line in parent.lines.of(data):
+                    self._take_in(parent, parse(line), emit)
+            except BrokenEvent as error:
+                parent.error = f"its trials' events are broken: {error}"
+                self._lost(key, parent, emit)
         self._enforce(emit)
 
     def _take_in(
@@ -330,14 +331,12 @@ class Lane:
             killed=bool(running.killed),
             finished=bool(result.get("finished")),
             stage=running.stage.removesuffix(" again") or "start",
-            output=(_read_log(Path(spec.log)) if spec.log else "") + last_words,
+            output=(_read_log(spec.log) if spec.log else "") + last_words,
             error=result.get("error", "") or background,
             stale_rows=result.get("stale_rows"),
             threads_alive=alive,
             platform=running.facts.get("platform"),
         )
-        trace = Path(spec.trace)
-        handlers = sorted(set(trace.read_text().split())) if trace.is_file() else []
         return Finished(
             assignment=running.assignment,
             device=self.device,
@@ -345,7 +344,7 @@ class Lane:
             seconds=round(time.monotonic() - running.started, 3),
             facts=running.facts,
             result={"updates": running.updates, **result},
-            handlers=tuple(handlers),
+            handlers=_read_trace(spec.trace) if spec.trace else (),
             fresh_reason=running.fresh_reason,
             lost=running.lost,
         )
@@ -441,14 +440,41 @@ def _as_json(spec: TrialSpec) -> dict[str, Any]:
     return {**vars(spec), "environment": dict(spec.environment)}
 
 
-def _read_log(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    with path.open("rb") as log:
-        size = log.seek(0, 2)
-        log.seek(0)
+def _read_log(path: str) -> str:
+    """What a trial printed; of a long log both ends."""
+    with _left_by_trial(path) as log:
+        size = os.fstat(log.fileno()).st_size
         if size <= 2 * LOG_BYTES:
-            return log.read().decode(errors="replace")
+            return log.read(2 * LOG_BYTES).decode(errors="replace")
         head = log.read(LOG_BYTES)
         log.seek(size - LOG_BYTES)
-        return (head + b"\n[...]\n" + log.read()).decode(errors="replace")
+        return (head + b"\n[...]\n" + log.read(LOG_BYTES)).decode(errors="replace")
+
+
+def _read_trace(path: str) -> tuple[str, ...]:
+    """The names in a trial's trace, a line each, once each."""
+    with _left_by_trial(path) as trace:
+        names = trace.read(TRACE_BYTES).decode(errors="replace").split("\n")
+    return tuple(sorted(set(names[:-1])))
+
+
+def _left_by_trial(path: str) -> BinaryIO:
+    """A file that a trial may have left, empty where it left none.
+
+    In a container the folder is its own, so whatever stands there is not followed or waited for,
+    and its size is not trusted.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            return open(os.devnull, "rb")
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return open(os.devnull, "rb")
+    return open(descriptor, "rb")
+
+
+_NO_FILE = {errno.ENOENT, errno.EACCES, errno.ELOOP, errno.ENXIO}
+"""Nothing there, no permission, a symbolic link, a socket. Source: open(2)."""

@@ -203,6 +203,21 @@ def test_events_that_are_none_cost_the_parent_and_nothing_else(
     assert outcome(finished) is Outcome.INFRA_ERROR
 
 
+@pytest.mark.parametrize(
+    "written",
+    ["""'{"event": "stage", "trial": 0, "stage": 5}\\n'""", "'x' * 200_000"],
+    ids=["a field of another type", "a line that does not end"],
+)
+def test_a_trial_that_writes_no_events_is_lost_and_the_run_goes_on(
+    assign: Callable[..., Assignment], supervise_on: Supervise, tmp_path: Path, written: str
+) -> None:
+    code = f"import sys; open(int(sys.argv[-1]), 'w').write({written})"
+    hostile = wrapper(tmp_path, code)
+    (finished,) = supervise_on(Watched(tmp_path, hostile)).run(deque([assign(0)]))
+    assert "events are broken" in finished.lost
+    assert outcome(finished) is Outcome.INFRA_ERROR
+
+
 def test_a_killed_parent_costs_the_trial_in_flight_only(
     assign: Callable[..., Assignment],
     supervise_on: Supervise,
@@ -324,4 +339,36 @@ def test_of_a_long_log_both_ends_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(supervise, "LOG_BYTES", 10)
     log = tmp_path / "log"
     log.write_text("the first " + "x" * 1000 + " the last!")
-    assert supervise._read_log(log) == "the first \n[...]\n the last!"
+    assert supervise._read_log(str(log)) == "the first \n[...]\n the last!"
+
+
+def test_no_link_that_a_trial_left_is_followed(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("of the runner")
+    (tmp_path / "log").symlink_to(secret)
+    assert supervise._read_log(str(tmp_path / "log")) == ""
+
+
+def test_a_pipe_that_a_trial_left_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    assert supervise._read_log(str(tmp_path / "log")) == ""
+
+
+def test_a_folder_that_a_trial_left_is_no_log(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    assert supervise._read_log(str(tmp_path / "log")) == ""
+
+
+def test_no_more_of_a_trace_is_read_than_a_trial_can_need(
+    assign: Callable[..., Assignment],
+    supervise_on: Supervise,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervise, "TRACE_BYTES", 12)
+    trace = tmp_path / "trace"
+    trace.write_bytes(b"Second\n\xff\nFirst\nThird\n")
+    assigned = assign(0)
+    assigned = replace(assigned, spec=replace(assigned.spec, trace=str(trace)))
+    (finished,) = supervise_on(Watched(tmp_path)).run(deque([assigned]))
+    assert finished.handlers == ("Second", "\ufffd")
