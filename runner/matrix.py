@@ -86,7 +86,7 @@ class Matrix:
         for name in names:
             if name not in known:
                 raise MatrixError(
-                    f"matrix {self.name}: no cell {name!r}; it has {', '.join(known)}"
+                    f"matrix {self.name}: no cell {name!r}; it has {'; '.join(known)}"
                 )
         if not names:
             return self
