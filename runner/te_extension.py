@@ -106,7 +106,8 @@ def compile_extension(
     environment = cache.environment() if cache is not None else {}
     with (
         tempfile.TemporaryDirectory(prefix=".objects-", dir=out_dir.absolute()) as scratch,
-        BuildCommands(tree.root, environment, log) as commands,
+        # A compiler that is ended leaves its own temporary files, which go with this folder.
+        BuildCommands(tree.root, {**environment, "TMPDIR": scratch}, log) as commands,
     ):
         objects = {
             source: Path(scratch) / f"{index}-{source.stem}.o"

@@ -247,6 +247,20 @@ def test_one_failure_ends_the_other_compilers(
     assert not Path(f"/proc/{begun.read_text().strip()}").exists()
 
 
+def test_what_a_compiler_that_was_ended_has_left_is_removed(
+    sdist: Path, env: ToolchainEnv, tmp_path: Path, log: Path
+) -> None:
+    left = tmp_path / "left"
+    compiler = tmp_path / "g++"
+    compiler.write_text(f"#!/bin/sh\nmktemp > {left}.new && mv {left}.new {left}\nkill -9 $$\n")
+    compiler.chmod(0o755)
+
+    with pytest.raises(InfrastructureError, match="ended by SIGKILL"):
+        compile_extension(sdist, replace(env, compiler=compiler), tmp_path / "out", log=log, jobs=1)
+
+    assert not Path(left.read_text().strip()).exists()
+
+
 def test_a_missing_header_is_found_before_the_first_object(
     sdist: Path, env: ToolchainEnv, tmp_path: Path, log: Path
 ) -> None:
