@@ -56,7 +56,7 @@ def at_least(k: int, n: int, p: float) -> float:
     """Probability of k or more failures in n trials at rate p; increasing in p."""
     if k <= 0:
         return 1.0
-    if p <= 0:
+    if k > n or p <= 0:
         return 0.0
     if p >= 1:
         return 1.0
