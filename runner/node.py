@@ -226,22 +226,25 @@ def compilation_cache(plan: run.Plan, cold: bool) -> dict[str, str]:
 
 
 def carry_out(a_run: run.Run, progress: report.PlainProgress, events: Path | None) -> Ending:
-    """Run to the end, to a signal or to an error; what finished is kept either way."""
+    """Run to the end, to a signal or to an error; what finished is kept either way.
+
+    Each event is written as it happens, to `events` or beside the run's logs: a host that dies
+    loses no finished trial.
+    """
     early: BaseException | None = None
     with ExitStack() as stack:
-        out = stack.enter_context(closing(EventsFile(events))) if events else None
+        kept = events or a_run.plan.folder / "events.jsonl"
+        out = stack.enter_context(closing(EventsFile(kept)))
         try:
             with closing(a_run.events()) as stream:
                 for event in stream:
-                    if out:
-                        out.write(event)
+                    out.write(event)
                     progress.show(event, a_run.fold)
         except (Stopped, Exception) as error:
             early = error
             status = "interrupted" if isinstance(error, Stopped) else "failed"
             for event in a_run.stopped(status, str(error)):
-                if out:
-                    out.write(event)
+                out.write(event)
     return Ending(a_run.fold, early)
 
 

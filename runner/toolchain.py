@@ -45,7 +45,6 @@ class Toolchain:
     compiler: str
     compiler_versions: SpecifierSet
     cuda: str
-    architectures: tuple[str, ...]
     headers: Mapping[str, str]
     core: Mapping[str, str]
 
@@ -163,7 +162,6 @@ class _Fields:
             "compiler",
             "compiler-versions",
             "cuda",
-            "architectures",
             "headers",
             "core",
         }
@@ -183,7 +181,6 @@ class _Fields:
             compiler=self._text("compiler", r"\S+"),
             compiler_versions=self._specifiers("compiler-versions"),
             cuda=self._text("cuda", r"\d+\.\d+"),
-            architectures=self._architectures("architectures"),
             headers=self._pins("headers"),
             core=self._pins("core"),
         )
@@ -210,17 +207,6 @@ class _Fields:
             raise ToolchainError(
                 f"toolchain {self._where}: {key}: not a version range: {value!r}"
             ) from error
-
-    def _architectures(self, key: str) -> tuple[str, ...]:
-        value = self._value(key)
-        if (
-            not isinstance(value, list)
-            or not value
-            or not all(isinstance(item, str) and re.fullmatch(r"\d{2,3}", item) for item in value)
-        ):
-            self._refuse(key, f'must be a list such as ["90"], got {value!r}')
-        assert isinstance(value, list)
-        return tuple(value)
 
     def _pins(self, key: str) -> dict[str, str]:
         value = self._value(key)

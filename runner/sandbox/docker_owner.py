@@ -76,7 +76,11 @@ def remove_leftovers(client: docker.DockerClient) -> int:
     for container in found:
         # "created": its owner is between making it and starting it.
         running = container.status not in ("exited", "dead")
-        if not is_leftover(Owner.parse(container.labels[LABEL_OWNER]), running, here):
+        try:
+            owner = Owner.parse(container.labels[LABEL_OWNER])
+        except ValueError:
+            continue  # a label that no runner of ours wrote: not ours to remove
+        if not is_leftover(owner, running, here):
             continue
         with contextlib.suppress(NotFound):  # another runner's start removed it
             try:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -159,9 +160,10 @@ class Lane:
             self._wait(emit)
 
     def close(self) -> None:
-        """End every parent and its trials."""
-        for parent in self._parents.values():
-            parent.handle.close()
+        """End every parent and its trials, also where one of them cannot be ended in order."""
+        with ExitStack() as stack:
+            for parent in self._parents.values():
+                stack.callback(parent.handle.close)
         self._parents.clear()
         self._running.clear()
 
@@ -432,8 +434,9 @@ class Supervisor:
 
     def close(self) -> None:
         """End every parent and every trial."""
-        for lane in self._lanes:
-            lane.close()
+        with ExitStack() as stack:
+            for lane in self._lanes:
+                stack.callback(lane.close)
 
 
 def _as_json(spec: TrialSpec) -> dict[str, Any]:
