@@ -131,6 +131,7 @@ def run(
         expected_handlers=opened.expected_handlers,
         command=shlex.join(["racewatch", *sys.argv[1:]]),
         environment=opened.trial_environment(found.device),
+        fallback_path=opened.trial_packages(),
         deadlines=replace(Deadlines(), progress=progress_s),
         fresh=fresh,
         base=_build_base(opened, commit, builds, console),

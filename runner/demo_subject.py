@@ -96,6 +96,10 @@ class DemoSubject:
         """See Subject; any interpreter will do."""
         return sys.executable
 
+    def trial_packages(self) -> tuple[str, ...]:
+        """See Subject."""
+        return ()
+
     def trial_environment(self, device: Device) -> dict[str, str]:
         """See Subject."""
         return {"EMULATION_DEVICES": str(max(map(int, device.ids)) + 1)}

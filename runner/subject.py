@@ -61,6 +61,10 @@ class Subject(Protocol):
         """The interpreter that its trials run with on this host. Raises InfrastructureError."""
         ...
 
+    def trial_packages(self) -> tuple[str, ...]:
+        """Folders of packages for its trials, used where the interpreter lacks them."""
+        ...
+
     def trial_environment(self, device: Device) -> dict[str, str]:
         """What its trials' environment holds besides, on that device."""
         ...

@@ -230,6 +230,10 @@ class TeSubject:
             raise InfrastructureError(f"{needs}, {python} has jaxlib {jaxlib}: {way_out}")
         return python
 
+    def trial_packages(self) -> tuple[str, ...]:
+        """See Subject: what TE imports besides JAX, as a bundle carries it."""
+        return (str(self.node_packages()),)
+
     def trial_environment(self, device: Device) -> dict[str, str]:
         """See Subject."""
         return te.environment()

@@ -84,3 +84,10 @@ def test_a_repository_of_something_else_is_no_te(tmp_path: Path) -> None:
     subject = TeSubject(Options(folders, repository=str(other), architecture="90"))
     with pytest.raises(SubjectError, match="at main is no TransformerEngine"):
         subject.resolve(Request(ref="main"))
+
+
+def test_trials_get_the_packages_that_te_imports(subject: TeSubject) -> None:
+    (folder,) = subject.trial_packages()
+    found = {path.name for path in Path(folder).iterdir()}
+    assert {"flax", "pydantic", "pydantic_core", "importlib_metadata"} <= found
+    assert not found & {"jax", "jaxlib", "numpy"}
