@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from runner.matrix import Program, Recipe, resolve_recipe
+from runner.trial import handlers
 from runner.trial.program import DeviceFacts, ParentConfig
 
 LIBRARY = "transformer_engine_jax.so"
@@ -47,12 +48,8 @@ def expected_handlers(
 ) -> tuple[str, ...]:
     """The initialize functions that the program enters, where the commit has them."""
     if program is Program.NORM_ACT_GEMM:
-        return ("NormForward", "NormBackward", "ActLu", "DActLuDBiasQuantize")
-    kinds = ("Scaled", "ScaledMasked", "ScaledUpperTriangMasked")
-    names = [f"{kind}Softmax{way}" for kind in kinds for way in ("Forward", "Backward")]
-    routers = ("FusedTopkWithScoreFunction", "FusedMoEAuxLoss")
-    names += [f"{router}{way}" for router in routers for way in ("Forward", "Backward")]
-    return (*names, "DBiasQuantize", "Dequantize", "GroupedQuantizeV2")
+        return handlers.NORM_ACT_GEMM
+    return (*handlers.SOFTMAX, *handlers.ROUTER, *handlers.QUANTIZE, *handlers.GROUPED)
 
 
 def open_program(config: ParentConfig) -> DemoProgram:

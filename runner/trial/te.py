@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from runner.matrix import Program, Recipe, resolve_recipe
+from runner.trial import handlers
 from runner.trial.program import DeviceFacts, ParentConfig
 
 ROWS, WIDTH = 64, 4096
@@ -77,15 +78,12 @@ def expected_handlers(
     """The initialize functions that the program enters, where the commit has them."""
     if program is Program.NORM_ACT_GEMM:
         rht = ("RHTAmaxCalculation",) if recipe is Recipe.NVFP4 else ()
-        return ("NormForward", "NormBackward", "ActLu", "DActLuDBiasQuantize", *rht)
-    kinds = ("Scaled", "ScaledMasked", "ScaledUpperTriangMasked")
-    names = [f"{kind}Softmax{way}" for kind in kinds for way in ("Forward", "Backward")]
-    routers = ("FusedTopkWithScoreFunction", "FusedMoEAuxLoss")
-    names += [f"{router}{way}" for router in routers for way in ("Forward", "Backward")]
+        return (*handlers.NORM_ACT_GEMM, *rht)
+    names = [*handlers.SOFTMAX, *handlers.ROUTER]
     if compute_capability >= (8, 9):
-        names += ["DBiasQuantize", "Dequantize"]
+        names += handlers.QUANTIZE
     if compute_capability >= (10, 0):
-        names.append("GroupedQuantizeV2")
+        names += handlers.GROUPED
     return tuple(names)
 
 
