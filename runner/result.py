@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from runner import rates
@@ -306,7 +307,7 @@ class CellResult:
     trials: list[TrialFinished]
     clean_below: float
 
-    @property
+    @cached_property
     def counts(self) -> Counter[Outcome]:
         """Trials by outcome."""
         return Counter(trial.outcome for trial in self.trials)

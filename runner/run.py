@@ -462,9 +462,15 @@ class Run:
 
     def _hopeless(self) -> bool:
         """True when the first trials all met the infrastructure and none counted."""
-        ran = [t for t in self.fold.trials.values() if t.evidence.get("kind") != "build"]
-        infra = [t for t in ran if t.outcome is Outcome.INFRA_ERROR]
-        return len(infra) >= min(HOPELESS, max(1, len(self._cells))) and len(infra) == len(ran)
+        infra = 0
+        # Asked after every trial: the first one that counted ends the look through all of them.
+        for trial in self.fold.trials.values():
+            if trial.evidence.get("kind") == "build":
+                continue
+            if trial.outcome is not Outcome.INFRA_ERROR:
+                return False
+            infra += 1
+        return infra >= min(HOPELESS, max(1, len(self._cells)))
 
     def _verdict(self) -> tuple[str, str]:
         if self._hopeless():
