@@ -37,7 +37,7 @@ class Recipe:
     """
 
     parts: Mapping[str, str]
-    export: Callable[[Path], None]
+    export: Callable[[Path], object]
     csrc: str
     compile: Callable[[Path, Path, Path], None]
 
@@ -123,8 +123,7 @@ def git_build(
     A pull request that is not there or that conflicts makes the variant unsupported.
     """
     try:
-        for pull in build_id.pulls:
-            commit = repository.merge(commit, pull)
+        commit = repository.merge(commit, *build_id.pulls)
     except (RefError, VariantError) as error:
         return PreparedBuild(
             "", outcome=Outcome.UNSUPPORTED, signature="pull request does not apply",

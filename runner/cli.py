@@ -50,6 +50,7 @@ from runner.sandbox.process import ProcessSandbox
 from runner.settings import Settings
 from runner.subject import Options, Request, Subject
 from runner.subjects import open_subject
+from runner.te_subject import TeSubject
 from runner.trial.supervise import Deadlines
 from runner.variants.names import BuildKind
 
@@ -175,7 +176,7 @@ def bundle(
     bundling.check_target(out, part_mib)
     wanted = [matrices.load(name) for name in matrix or ["issue-3863", "quick", "after-fix"]]
     needed = list(dict.fromkeys(build for m in wanted for build in builds_of(m)))
-    opened = open_subject(subject, Options(settings.folders, repo, toolchain, architecture=arch))
+    opened = TeSubject(Options(settings.folders, repo, toolchain, architecture=arch))
     console = Console()
     requests = [_request(one, "", with_ or []) for one in ref or []]
     if version or not requests:
@@ -190,7 +191,7 @@ def bundle(
         commits,
         architecture=arch,
         toolchain=opened.toolchain_name,
-        dependencies=opened.node_packages(),  # type: ignore[attr-defined]
+        dependencies=opened.node_packages(),
         out=out,
         part_mib=part_mib,
     )

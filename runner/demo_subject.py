@@ -48,7 +48,7 @@ class DemoSubject:
                 f"--version {request.version}: the demo has no releases, name a commit with --ref "
                 f"(tags: {', '.join(demo_repo.TAGS)})"
             )
-        return self._merged(self._resolved(request.ref), request.pulls)
+        return self._repository.merge(self._resolved(request.ref), *request.pulls)
 
     def _resolved(self, ref: str) -> Commit:
         commit = self._repository.resolve(ref)
@@ -57,11 +57,6 @@ class DemoSubject:
                 f"{self._repository.source} at {ref} is not the demo subject: it has no "
                 f"{CSRC}/extensions.h"
             )
-        return commit
-
-    def _merged(self, commit: Commit, pulls: Sequence[int]) -> Commit:
-        for pull in pulls:
-            commit = self._repository.merge(commit, pull)
         return commit
 
     def base_of(self, commit: Commit) -> Commit | None:

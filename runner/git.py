@@ -92,12 +92,14 @@ class Repository:
             raise RefError(f"pull request {pull[1]}: {self.source} has no {name}")
         raise RefError(f"ref {ref!r} names nothing in {self.source}: {self._advice(ref)}")
 
-    def merge(self, base: Commit, pull: int) -> Commit:
-        """Pull request `pull`'s head merged onto `base`, as a commit whose hash is reproducible.
+    def merge(self, base: Commit, *pulls: int) -> Commit:
+        """The heads of `pulls` merged onto `base` in turn, as a commit whose hash is reproducible.
 
-        Raises RefError where there is no such pull request, VariantError where it conflicts.
+        Raises RefError where there is no such pull request, VariantError where one conflicts.
         """
-        return self.merge_commit(base, self.resolve(f"pull/{pull}"))
+        for pull in pulls:
+            base = self.merge_commit(base, self.resolve(f"pull/{pull}"))
+        return base
 
     def merge_commit(self, base: Commit, head: Commit) -> Commit:
         """`head` merged onto `base`; `base` itself where it holds `head` already."""

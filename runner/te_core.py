@@ -18,9 +18,9 @@ from runner.device import available_memory
 from runner.errors import InfrastructureError, RefError, SubjectError
 from runner.git import Repository, Submodule, open_commit
 from runner.store import Store, build_key
+from runner.te_site import CORE_LIBRARY as LIBRARY
 from runner.toolchain import Toolchain, ToolchainEnv, prepare_core
 
-LIBRARY = "libtransformer_engine.so"
 SOURCES = "transformer_engine/common"
 
 _CMAKE_FILE = f"{SOURCES}/CMakeLists.txt"

@@ -76,9 +76,8 @@ class TeSubject:
                 f"{self._git().source} at {request.ref} is no TransformerEngine: it has no "
                 f"{GIT_CSRC}/extensions.h"
             )
-        for pull in request.pulls:
-            commit = replace(self._git().merge(commit, pull), ref=f"{commit.ref}+pull/{pull}")
-        return commit
+        ref = "+".join([commit.ref, *(f"pull/{pull}" for pull in request.pulls)])
+        return replace(self._git().merge(commit, *request.pulls), ref=ref)
 
     def _git(self) -> git.Repository:
         if self._repository is None:
@@ -102,10 +101,8 @@ class TeSubject:
         built = git_build(self._git(), self._builds, commit, build_id, self._git_recipe)
         if not built.folder:
             return built
-        for pull in build_id.pulls:
-            commit = self._git().merge(commit, pull)
         try:
-            core = self._core(commit)
+            core = self._core(self._git().merge(commit, *build_id.pulls))
         except BuildError as error:
             return failed_build(built.key, error, error.log)
         return self._on_core(built, core.library, core.key)
@@ -143,14 +140,14 @@ class TeSubject:
 
         recipe = Recipe(
             parts={"subject": self.name, "release": commit.sha, **self._identity()},
-            export=lambda tree: _copy_tree(sdist, tree),
+            export=lambda tree: shutil.copytree(sdist, tree, symlinks=True),
             csrc="csrc",
             compile=compile_tree,
         )
         built = self._builds.build(build_id, recipe)
         if not built.folder:
             return built
-        library = wheel / "transformer_engine" / "wheel_lib" / te_site.CORE_LIBRARY
+        library = te_core.library_in(wheel)
         return self._on_core(built, library, f"release-{commit.sha}-cu{self._toolchain.cuda_major}")
 
     def _git_recipe(self, commit: Commit) -> Recipe:
@@ -252,10 +249,6 @@ class TeSubject:
 def _made(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def _copy_tree(source: Path, target: Path) -> None:
-    shutil.copytree(source, target, symlinks=True)
 
 
 __all__ = ["UPSTREAM", "TeSubject"]
