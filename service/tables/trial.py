@@ -1,0 +1,58 @@
+"""Trials, and apart from them their evidence and log, which may be pruned."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Column, Index, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlmodel import Field, SQLModel, UniqueConstraint
+
+from service.tables.columns import json_list, json_object, moment
+
+
+class Trial(SQLModel, table=True):
+    """One trial; see `runner.result.TrialFinished`.
+
+    claim_id and index make it unique, so that storing or importing it twice counts once.
+    run_cell_id: None for an added reference trial. signature: empty for a pass.
+    """
+
+    __tablename__ = "trials"
+    __table_args__ = (
+        UniqueConstraint("claim_id", "index"),
+        Index("trials_by_run", "run_id", "id"),
+        Index("trials_by_measurement", "measurement_id", "id"),
+        Index("trials_by_signature", "signature", "id", postgresql_where=text("outcome <> 'pass'")),
+    )
+
+    id: int | None = Field(default=None, primary_key=True)
+    measurement_id: int = Field(foreign_key="measurements.id")
+    run_id: UUID = Field(foreign_key="runs.id")
+    run_cell_id: int | None = Field(default=None, foreign_key="run_cells.id")
+    claim_id: UUID = Field(foreign_key="claims.id")
+    worker_id: UUID | None = Field(default=None, foreign_key="workers.id")
+    index: int
+    outcome: str
+    signature: str = ""
+    reason: str = ""
+    seconds: float = 0.0
+    device: str = ""
+    recipe: str = ""
+    digests: list[str] = json_list()
+    background_updates: int = 0
+    handlers: list[str] | None = Field(default=None, sa_column=Column(JSONB(none_as_null=True)))
+    times: dict[str, float] = json_object()
+    finished_at: datetime = moment(default_now=True)
+
+
+class TrialEvidence(SQLModel, table=True):
+    """Raw evidence of a trial and what it printed (both ends of a long log)."""
+
+    __tablename__ = "trial_evidence"
+
+    trial_id: int = Field(primary_key=True, foreign_key="trials.id")
+    evidence: dict[str, Any] = json_object()
+    log: str = ""
