@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Index, String, text
+from sqlalchemy import BigInteger, Index, String, text
 from sqlmodel import Field, SQLModel
 
 from service.tables.columns import json_object, moment
@@ -53,4 +53,4 @@ class PullComment(SQLModel, table=True):
 
     subject: str = Field(primary_key=True)
     pull: int = Field(primary_key=True)
-    comment_id: int
+    comment_id: int = Field(sa_type=BigInteger)
