@@ -39,7 +39,8 @@ def _become(uid: int, gid: int, death: int, parent: int, program: list[str]) -> 
 
 
 if __name__ == "__main__":
+    user, group, number, starter = map(int, sys.argv[1:5])
     try:
-        _become(*map(int, sys.argv[1:5]), program=sys.argv[5:])  # type: ignore[misc]
+        _become(user, group, number, starter, sys.argv[5:])
     except OSError as failure:
         sys.exit(f"cannot start {sys.argv[5]} as uid {sys.argv[1]}: {failure.strerror}")
