@@ -1,0 +1,1 @@
+"""What counts of failures support: comparisons, stopping, change-points, controls; pure."""
