@@ -1,18 +1,20 @@
-"""One real PostgreSQL for the session, and an empty database on it for each test that asks."""
+"""One real PostgreSQL for the session, and a database on it for each test that asks."""
 
 from __future__ import annotations
 
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL, Composed, Identifier
 from sqlalchemy import make_url
 
-from service.database import sqlalchemy_url
+from service import schema
+from service.database import Database, sqlalchemy_url
 from service.postgres import EmbeddedPostgres, libpq
 
 _QUICK = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
@@ -36,8 +38,36 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def database(postgres: str) -> Iterator[str]:
     """URL (`postgresql+psycopg://...`) of an empty database, dropped afterwards."""
+    with _database(postgres, "template0") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def template(postgres: str) -> Iterator[str]:
+    """Name of a database with the whole schema, which the fixture `db` copies."""
+    with _database(postgres, "template0") as url:
+        schema.upgrade(url)
+        yield make_url(url).database or ""
+
+
+@pytest.fixture
+def db(postgres: str, template: str) -> Iterator[Database]:
+    """A database of this test's own with the whole schema (and no rows), dropped afterwards."""
+    with _database(postgres, template) as url:
+        database = Database(url)
+        yield database
+        database.close()
+
+
+@contextmanager
+def _database(postgres: str, template: str) -> Iterator[str]:
     name = f"test_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(libpq(postgres), autocommit=True) as connection:
-        connection.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
-        yield make_url(postgres).set(database=name).render_as_string(hide_password=False)
-        connection.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
+    create = SQL("CREATE DATABASE {} TEMPLATE {}")
+    _execute(postgres, create.format(Identifier(name), Identifier(template)))
+    yield make_url(postgres).set(database=name).render_as_string(hide_password=False)
+    _execute(postgres, SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
+
+
+def _execute(url: str, statement: Composed) -> None:
+    with psycopg.connect(libpq(url), autocommit=True) as connection:
+        connection.execute(statement)
