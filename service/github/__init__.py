@@ -1,0 +1,1 @@
+"""GitHub: what it tells the service, and what the service tells it."""
