@@ -63,6 +63,10 @@ class DemoSubject:
         """See Subject."""
         return git_base(self._repository, commit)
 
+    def history(self, head: Commit, since: Commit | None = None) -> list[Commit]:
+        """See Subject."""
+        return self._repository.first_parent(head, since=since)
+
     def build(self, commit: Commit, build_id: BuildId) -> PreparedBuild:
         """See Subject."""
         return git_build(self._repository, self._builds, commit, build_id, self._recipe)

@@ -153,13 +153,23 @@ def load(line: str) -> Event:
     """The event of one line of JSON. Raises ResultError for anything else."""
     try:
         data = json.loads(line)
-        name, schema = data.pop("event"), data.pop("schema")
+    except ValueError:
+        raise ResultError(f"not an event of a run: {line[:80]!r}") from None
+    return from_data(data, line)
+
+
+def from_data(data: Any, line: str = "") -> Event:
+    """The event of a line's data; `line` is what an error shows. Raises ResultError."""
+    line = line or str(data)
+    try:
+        rest = dict(data)
+        name, schema = rest.pop("event"), rest.pop("schema")
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ResultError(f"not an event of a run: {line[:80]!r}") from None
     if isinstance(schema, int) and schema > SCHEMA:
         raise ResultError(f"an event of schema {schema}, newer than {SCHEMA}: update Racewatch")
     try:
-        return _LOADERS[name](data)
+        return _LOADERS[name](rest)
     except (KeyError, TypeError, ValueError, MatrixError) as error:
         raise ResultError(f"not an event of a run ({error!r}): {line[:80]!r}") from error
 
@@ -389,12 +399,19 @@ class Parity:
     @classmethod
     def of(cls, cells: list[CellResult]) -> Parity:
         """The parity of a run's cells: every finished output of stock alone and of owned-stream."""
+        return cls.between_variants(
+            _of_cells(cells, lambda cell: cell.is_reference),
+            _of_cells(cells, lambda cell: cell.variant.text == "owned-stream"),
+        )
+
+    @classmethod
+    def between_variants(
+        cls, alone: list[tuple[str, TrialFinished]], owned: list[tuple[str, TrialFinished]]
+    ) -> Parity:
+        """The parity of stock's trials alone with owned-stream's, each with its program."""
         return cls._compare(
-            ("stock", _digests(_of_cells(cells, lambda cell: cell.is_reference))),
-            (
-                "owned-stream",
-                _digests(_of_cells(cells, lambda cell: cell.variant.text == "owned-stream")),
-            ),
+            ("stock", _digests(alone)),
+            ("owned-stream", _digests(owned)),
             cls.between,
             "no program has outputs of both stock (alone) and owned-stream",
         )

@@ -54,6 +54,12 @@ class BuildId:
         """The build that a cell needs."""
         return cls(cell.variant.build_kind(cell.hold_ms), cell.variant.pulls)
 
+    @classmethod
+    def parse(cls, text: str) -> BuildId:
+        """The build that `str` of it names. Raises ValueError for any other text."""
+        *pulls, kind = text.split("+")
+        return cls(BuildKind(kind), tuple(int(pull.removeprefix("pr-")) for pull in pulls))
+
     def __str__(self) -> str:
         return "+".join([*(f"pr-{n}" for n in self.pulls), str(self.kind)])
 

@@ -45,6 +45,13 @@ class Subject(Protocol):
         first parent; None for a release and for a root."""
         ...
 
+    def history(self, head: Commit, since: Commit | None = None) -> list[Commit]:
+        """First-parent commits up to `head`, newest first, without those that `since` has.
+
+        Empty for a release.
+        """
+        ...
+
     def build(self, commit: Commit, build_id: BuildId) -> PreparedBuild:
         """Build it, or take it from the store.
 

@@ -94,6 +94,10 @@ class TeSubject:
         """See Subject."""
         return None if commit.is_release else git_base(self._git(), commit)
 
+    def history(self, head: Commit, since: Commit | None = None) -> list[Commit]:
+        """See Subject."""
+        return [] if head.is_release else self._git().first_parent(head, since=since)
+
     def build(self, commit: Commit, build_id: BuildId) -> PreparedBuild:
         """See Subject."""
         if commit.is_release:

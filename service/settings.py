@@ -51,7 +51,7 @@ class ServiceSettings(BaseSettings):
     """Every setting of the service; each is an environment variable `RACEWATCH_<NAME>`.
 
     database_url (also `DATABASE_URL`): of a PostgreSQL; empty for the embedded one in `home`.
-    config: a TOML file with `[subjects.<name>]` tables, see `Tracked`; without one TE is tracked.
+    config: a TOML file with `[subjects.<name>]` tables, see `Tracked`; without one TE and the demo are.
     base_url: how people reach this service, for links. private: reading needs a token too.
     worker_lost_s: seconds of silence after which a worker's work goes to others. sweep_s: between
     two looks at what is open. batch_s: how long a worker holds a claim at most. drain_s: how long a
@@ -101,7 +101,10 @@ class ServiceSettings(BaseSettings):
     def subjects(self) -> dict[str, Tracked]:
         """The tracked subjects by name. Raises InputError for a file that is not valid."""
         if self.config is None:
-            return {"te": Tracked(name="te", github="NVIDIA/TransformerEngine")}
+            return {
+                "te": Tracked(name="te", github="NVIDIA/TransformerEngine"),
+                "demo": Tracked(name="demo", queues=["emulated"], poll_minutes=0),
+            }
         try:
             data = tomllib.loads(self.config.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 from sqlmodel import Session, col, select
@@ -25,7 +27,8 @@ class RunRequest:
     ref: a branch, tag, commit or `pull/N` that is still to be resolved; or commit, where it is
     known. version: a release instead. queue: what its trials need, such as `sm90` or `emulated`.
     trusted: False for a fork's code. awaiting_approval: it is stored, and nothing happens yet.
-    sequential: cells stop as soon as they are decided.
+    sequential: cells stop as soon as they are decided. facts: kept with the run, such as the
+    `repository` that its commit comes from.
     """
 
     subject: str
@@ -41,6 +44,7 @@ class RunRequest:
     trusted: bool = True
     awaiting_approval: bool = False
     sequential: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def submit(session: Session, request: RunRequest) -> Run:
@@ -65,7 +69,7 @@ def submit(session: Session, request: RunRequest) -> Run:
         trusted=request.trusted,
         sequential=request.sequential,
         adaptive=request.sequential,
-        facts={"version": request.version} if request.version else {},
+        facts={**request.facts, **({"version": request.version} if request.version else {})},
     )
     session.add(run)
     session.flush()

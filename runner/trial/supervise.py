@@ -333,7 +333,7 @@ class Lane:
             killed=bool(running.killed),
             finished=bool(result.get("finished")),
             stage=running.stage.removesuffix(" again") or "start",
-            output=(_read_log(spec.log) if spec.log else "") + last_words,
+            output=(read_log(spec.log) if spec.log else "") + last_words,
             error=result.get("error", "") or background,
             stale_rows=result.get("stale_rows"),
             threads_alive=alive,
@@ -443,7 +443,7 @@ def _as_json(spec: TrialSpec) -> dict[str, Any]:
     return {**vars(spec), "environment": dict(spec.environment)}
 
 
-def _read_log(path: str) -> str:
+def read_log(path: str) -> str:
     """What a trial printed; of a long log both ends."""
     with _left_by_trial(path) as log:
         size = os.fstat(log.fileno()).st_size

@@ -71,4 +71,5 @@ class CommitBuild(SQLModel, table=True):
     attempts: int = 0
     reason: str = ""
     started_at: datetime | None = moment()
+    heartbeat_at: datetime | None = moment()
     finished_at: datetime | None = moment()

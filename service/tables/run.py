@@ -142,7 +142,10 @@ class ClaimState(StrEnum):
 
 
 class Claim(SQLModel, table=True):
-    """A worker's hold on some trials of a run; its id is the token that storing them takes."""
+    """A worker's hold on some trials of a run; its id is the token that storing them takes.
+
+    heartbeat_at: when its worker last said that it still holds it.
+    """
 
     __tablename__ = "claims"
     __table_args__ = (Index("claims_live", "run_id", postgresql_where=text("state = 'live'")),)
@@ -153,6 +156,7 @@ class Claim(SQLModel, table=True):
     state: ClaimState = Field(default=ClaimState.LIVE, sa_type=String)
     reason: str = ""
     created_at: datetime = moment(default_now=True)
+    heartbeat_at: datetime = moment(default_now=True)
     finished_at: datetime | None = moment()
 
 

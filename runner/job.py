@@ -1,0 +1,272 @@
+"""One job of a worker, in a process of its own.
+
+What is asked is one line of JSON on standard input; what is answered is lines of JSON on standard
+output: a run's events, or one answer, or one error. When standard input ends, because who asked
+wants no more of it or is dead, so does the job, with all its trials and compilers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from runner import device as host
+from runner import matrix as matrices
+from runner import result
+from runner.errors import InfrastructureError, InputError, RacewatchError, RefError
+from runner.node import Stopped, compilation_cache, guarded, in_own_folder
+from runner.result import Commit
+from runner.run import HARNESS, Base, BuildId, Plan, PreparedBuild, Run, builds_of, default_parallel
+from runner.sandbox.base import Sandbox
+from runner.sandbox.docker import DEFAULT_IMAGE, DockerSandbox
+from runner.sandbox.process import ProcessSandbox
+from runner.settings import Settings
+from runner.subject import Options, Request, Subject
+from runner.subjects import open_subject
+from runner.trial.supervise import Deadlines
+from runner.variants.names import BuildKind
+
+Answer = Callable[[dict[str, Any]], None]
+
+
+def main() -> int:
+    """Do the job that standard input names; the exit status says no more than the last line."""
+    request = json.loads(sys.stdin.readline())
+    answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)  # what compilers and libraries print is no answer
+
+    def answer(line: dict[str, Any]) -> None:
+        answers.write(json.dumps(line, default=str) + "\n")
+
+    def work() -> int:
+        threading.Thread(target=_end_with_input, daemon=True).start()
+        try:
+            _DO[request["do"]](request, answer)
+        except RacewatchError as error:
+            answer({"error": type(error).__name__, "message": str(error)})
+            return error.exit_code
+        return 0
+
+    return guarded(work)
+
+
+def _end_with_input() -> None:
+    while sys.stdin.read(4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _open(request: dict[str, Any]) -> Subject:
+    options = Options(
+        Settings.load().folders,
+        repository=request.get("repository", ""),
+        toolchain=request.get("toolchain", ""),
+        architecture=request.get("architecture", ""),
+    )
+    return open_subject(request["subject"], options)
+
+
+def _resolve(request: dict[str, Any], answer: Answer) -> None:
+    """The commit of a ref or release, what it came from, and the branch that it was found on.
+
+    A pull request's head may have moved on since it was asked for: then `sha` is what counts.
+    """
+    subject = _open(request)
+    commit = _commit(subject, request)
+    base = subject.base_of(commit)
+    answer(
+        {
+            "commit": asdict(commit),
+            "base": asdict(base) if base else None,
+            "toolchain": subject.toolchain_name,
+            "branches": {} if commit.is_release else _branches(subject, request),
+        }
+    )
+
+
+def _branches(subject: Subject, request: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """First-parent commits, newest first, of those branches that are there."""
+    found = {}
+    for name in request.get("branches", []):
+        if any(sign in name for sign in "*?["):
+            continue
+        try:
+            head = subject.resolve(Request(ref=name))
+        except RefError:
+            continue
+        found[name] = [asdict(commit) for commit in subject.history(head)]
+    return found
+
+
+def _describe(request: dict[str, Any], answer: Answer) -> None:
+    """What this host can do for a subject: its device, or the reason why there is none."""
+    subject = _open(request)
+    said: dict[str, Any] = {"toolchain": subject.toolchain_name, "harness": HARNESS}
+    if not request.get("trials", True):
+        answer(said | {"reason": "it runs no trials"})
+        return
+    try:
+        found = subject.devices(request.get("devices", []))
+        jax = _jax(subject) if found.device.kind == "cuda" else ""
+    except InfrastructureError as error:
+        if request.get("devices") or not request.get("build", True):
+            raise
+        answer(said | {"reason": str(error)})
+        return
+    device = replace(found.device, jax=jax)
+    major, minor = device.compute_capability
+    parallel = request.get("parallel") or default_parallel(device, found.memory_gib, host.cores())
+    answer(
+        said
+        | {
+            "device": asdict(device),
+            "queue": "emulated" if device.emulated else f"sm{major}{minor}",
+            "parallel": parallel * max(1, len(device.ids)),
+        }
+    )
+
+
+def _jax(subject: Subject) -> str:
+    """The version of JAX that trials import."""
+    code = "import importlib.metadata as m; print(m.version('jax'))"
+    command = [subject.trial_python(), "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _commit(subject: Subject, request: dict[str, Any]) -> Commit:
+    version, ref, sha = request.get("version", ""), request.get("ref", ""), request.get("sha", "")
+    if version:
+        return subject.resolve(Request(version=version))
+    if not sha:
+        return subject.resolve(Request(ref=ref))
+    try:
+        commit = subject.resolve(Request(ref=sha))
+    except RefError:
+        if not ref.startswith("pull/"):
+            raise
+        subject.resolve(Request(ref=ref))  # fetches what the pull request has now
+        commit = subject.resolve(Request(ref=sha))
+    return replace(commit, ref=ref or commit.ref)
+
+
+def _history(request: dict[str, Any], answer: Answer) -> None:
+    """The first-parent commits of a branch, newest first; those after `since` where that is named.
+
+    Diverged ends start from their merge base.
+    """
+    subject = _open(request)
+    head = subject.resolve(Request(ref=request["ref"]))
+    since = subject.resolve(Request(ref=request["since"])) if request.get("since") else None
+    answer(
+        {
+            "head": asdict(head),
+            "since": asdict(since) if since else None,
+            "history": [asdict(commit) for commit in subject.history(head, since)],
+        }
+    )
+
+
+def _build(request: dict[str, Any], answer: Answer) -> None:
+    """One build of a commit."""
+    subject = _open(request)
+    built = subject.build(Commit(**request["commit"]), BuildId.parse(request["build"]))
+    answer({"build": asdict(built)})
+
+
+def _trials(request: dict[str, Any], answer: Answer) -> None:
+    """The trials of a matrix, as a run of its own; the answers are its events."""
+    subject = _open(request)
+    commit, wanted = Commit(**request["commit"]), matrices.from_data(request["matrix"])
+    found = subject.devices(request.get("devices", []))
+    builds = {build_id: subject.build(commit, build_id) for build_id in builds_of(wanted)}
+    _check_keys(builds, request.get("keys", {}))
+    sandbox = request.get("sandbox", "process")
+    plan = in_own_folder(
+        Plan(
+            subject=subject.name,
+            commit=commit,
+            matrix=wanted,
+            builds=builds,
+            device=found.device,
+            parallel=request.get("parallel")
+            or default_parallel(found.device, found.memory_gib, host.cores()),
+            toolchain=subject.toolchain_name,
+            folder=Path(request["folder"]),
+            expected_handlers=subject.expected_handlers,
+            command=request.get("command", ""),
+            environment=subject.trial_environment(found.device),
+            fallback_path=subject.trial_packages(),
+            deadlines=replace(Deadlines(), **request.get("deadlines", {})),
+            base=_base(subject, request.get("base")),
+            run=request["run"],
+        )
+    )
+    a_run = Run(plan, _sandbox(sandbox, subject, plan, request.get("image") or DEFAULT_IMAGE))
+    for event in _events(a_run):
+        answer(json.loads(result.dump(event)))
+
+
+def _events(a_run: Run) -> Iterator[result.Event]:
+    """All events; those of a run that was stopped end with one that says so."""
+    try:
+        with closing(a_run.events()) as events:
+            yield from events
+    except Stopped as stopped:
+        yield from a_run.stopped("interrupted", str(stopped))
+    except (RacewatchError, OSError) as error:
+        yield from a_run.stopped("failed", str(error))
+
+
+def _check_keys(builds: dict[BuildId, PreparedBuild], keys: dict[str, str]) -> None:
+    for build_id, build in builds.items():
+        wanted = keys.get(str(build_id), build.key)
+        if build.key != wanted:
+            raise InfrastructureError(
+                f"build {build_id}: this host makes {build.key[:12]}, the run has {wanted[:12]}: "
+                "hosts that share runs need the same compiler and the same Racewatch"
+            )
+
+
+def _base(subject: Subject, commit: dict[str, Any] | None) -> Base | None:
+    if commit is None:
+        return None
+    of = Commit(**commit)
+    return Base(of, subject.build(of, BuildId(BuildKind.STOCK)))
+
+
+def _sandbox(name: str, subject: Subject, plan: Plan, image: str) -> Sandbox:
+    environment = dict(plan.environment) | compilation_cache(plan, cold=False)
+    if name == "process":
+        return ProcessSandbox(plan.folder, subject.trial_python(), environment)
+    if name != "docker":
+        raise InputError(f"sandbox: unknown {name!r}; known: process, docker")
+    return DockerSandbox.open(
+        plan.folder,
+        run=plan.run,
+        device=plan.device,
+        parallel=plan.parallel,
+        image=image,
+        environment=environment,
+    )
+
+
+_DO: dict[str, Callable[[dict[str, Any], Answer], None]] = {
+    "describe": _describe,
+    "resolve": _resolve,
+    "history": _history,
+    "build": _build,
+    "trials": _trials,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,315 @@
+"""Moves a run on as far as its rows allow: idempotent, called after every step and by the sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlmodel import Session, col, select
+
+from runner import matrix as matrices
+from runner import result
+from runner.outcome import Outcome
+from runner.run import BuildId, builds_of
+from runner.variants.names import BuildKind
+from runner.variants.names import Variant
+from service import branch, builds, claims, rows
+from service.events import publish
+from service.finished import on_run_changed
+from service.queue import trial_queue, wake
+from service.settings import ServiceSettings
+from service.statistics.sequential import Action, Stopping
+from service.submit import RunRequest, begin, submit
+from service.tables import (
+    OPEN_STATES,
+    Build,
+    BuildState,
+    Cell,
+    Claim,
+    ClaimState,
+    Commit,
+    Environment,
+    Measurement,
+    Origin,
+    Run,
+    RunCell,
+    RunState,
+    Trial,
+)
+from service.tables.columns import now
+
+SETBACKS = 3
+"""Attempts in a row that settled nothing, after which a run is given up."""
+SETBACK_S = 10
+"""Pause after the first of them; twice as long after the second."""
+
+
+def advance(session: Session, settings: ServiceSettings, run_id: UUID) -> None:
+    """Do what is due for a run: order builds, wake workers, or call it complete."""
+    run = session.exec(select(Run).where(Run.id == run_id).with_for_update()).one_or_none()
+    if run is None or run.state not in OPEN_STATES:
+        return
+    if run.state == RunState.QUEUED:
+        begin(session, run)
+    if run.state == RunState.BUILDING:
+        _advance_builds(session, settings, run)
+    if run.state == RunState.RUNNING:
+        _advance_trials(session, settings, run)
+
+
+def prepared(
+    session: Session, settings: ServiceSettings, run_id: UUID, answer: Mapping[str, Any]
+) -> None:
+    """Take in what a worker found out of a run's ref: its commit, its base and its toolchain.
+
+    Runs that compare with a base, such as a pull request's, order a run of that base too.
+    """
+    run = session.exec(select(Run).where(Run.id == run_id).with_for_update()).one_or_none()
+    if run is None or run.state != RunState.QUEUED:
+        return
+    commit = rows.commit_row(session, run.subject, result.Commit(**answer["commit"]))
+    run.commit_id, run.head_sha = commit.id, commit.sha
+    if answer["base"]:
+        base = rows.commit_row(session, run.subject, result.Commit(**answer["base"]))
+        run.base_commit_id = base.id
+    run.facts = {**run.facts, "toolchain": answer["toolchain"]}
+    run.state, run.reason = RunState.BUILDING, ""
+    session.add(run)
+    session.flush()
+    if run.origin == Origin.PULL_REQUEST and answer["base"]:
+        _order_base(session, run, result.Commit(**answer["base"]))
+    publish(session, "run", run=run.id, state=run.state)
+    on_run_changed(session, settings, run)
+    advance(session, settings, run.id)
+
+
+def _order_base(session: Session, run: Run, base: result.Commit) -> None:
+    """The run of a pull request's merge base: one that is there, or a new one."""
+    found = session.exec(
+        select(Run)
+        .where(
+            Run.commit_id == run.base_commit_id,
+            Run.matrix_name == run.matrix_name,
+            Run.queue == run.queue,
+            col(Run.pull).is_(None),
+            col(Run.state).in_((*OPEN_STATES, RunState.COMPLETE)),
+        )
+        .order_by(col(Run.created_at).desc())
+    ).first()
+    if found is None:
+        request = RunRequest(
+            subject=run.subject,
+            matrix=matrices.from_data(run.matrix),
+            queue=run.queue,
+            commit=base,
+            toolchain=run.toolchain,
+            origin=Origin.PULL_REQUEST,
+            requested_by=f"base of pull request {run.pull}",
+        )
+        found = submit(session, request)
+    run.base_run_id = found.id
+    session.add(run)
+    session.flush()
+
+
+def not_prepared(session: Session, settings: ServiceSettings, run_id: UUID, reason: str) -> None:
+    """A run whose ref names nothing."""
+    run = session.exec(select(Run).where(Run.id == run_id).with_for_update()).one_or_none()
+    if run is not None and run.state == RunState.QUEUED:
+        _end(session, settings, run, RunState.FAILED, reason)
+
+
+def _advance_builds(session: Session, settings: ServiceSettings, run: Run) -> None:
+    assert run.commit_id is not None
+    matrix = matrices.from_data(run.matrix)
+    ordered = {
+        str(build): builds.order(session, run, run.commit_id, str(build))
+        for build in builds_of(matrix)
+    }
+    asked = str(run.id)
+    if asked not in (run.facts.get("builds_asked") or []):
+        run.facts = {**run.facts, "builds_asked": [asked]}
+        session.add(run)
+    failed = next((row for row in ordered.values() if row.state == BuildState.FAILED), None)
+    if failed is not None:
+        reason = f"build {failed.name} could not be made: {failed.reason}"
+        _end(session, settings, run, RunState.FAILED, reason)
+        return
+    if any(row.state != BuildState.DONE for row in ordered.values()):
+        return
+    made = builds.made(session, ordered)
+    if _needs_base(made) and run.base_commit_id is not None:
+        base = builds.order(session, run, run.base_commit_id, str(BuildId(BuildKind.STOCK)))
+        if base.state not in (BuildState.DONE, BuildState.FAILED):
+            return
+        run.facts = {**run.facts, "needs_base": base.state == BuildState.DONE}
+    _settle(session, run, made)
+    run.state, run.started_at = RunState.RUNNING, run.started_at or now()
+    session.add(run)
+    session.flush()
+    publish(session, "run", run=run.id, state=run.state)
+    on_run_changed(session, settings, run)
+
+
+def _needs_base(made: Mapping[str, Build]) -> bool:
+    return any(
+        build.outcome is None and not build.owned_stream_needed and not BuildId.parse(name).pulls
+        for name, build in made.items()
+    )
+
+
+def _settle(session: Session, run: Run, made: Mapping[str, Build]) -> None:
+    """Cells that have nothing to run say so now: no build, or nothing for the variant to change."""
+    for cell in session.exec(select(RunCell).where(RunCell.run_id == run.id)):
+        build = made[cell.build]
+        variant = Variant.parse(session.get_one(Cell, cell.cell_id).variant)
+        if build.outcome is not None:
+            cell.outcome, cell.signature = build.outcome, build.signature
+            cell.decided = build.reason or build.outcome
+        elif variant.owned_stream and not build.owned_stream_needed:
+            cell.outcome, cell.signature = str(Outcome.UNSUPPORTED), "not needed"
+            cell.decided = "not needed: this commit captures on a stream of its own already"
+        else:
+            continue
+        session.add(cell)
+    session.flush()
+
+
+def _advance_trials(session: Session, settings: ServiceSettings, run: Run) -> None:
+    workers = claims.live_workers(session, run.queue)
+    if run.environment_id is None:
+        kinds = {worker.environment_id for worker in workers} - {None}
+        if len(kinds) == 1:  # then it is clear where it will run, and what is known there already
+            claims.bind(session, run, session.get_one(Environment, kinds.pop()))
+    if run.sequential:
+        _stop_decided(session, run)
+    left = claims.remaining(session, run)
+    held = session.exec(
+        select(Claim.id).where(Claim.run_id == run.id, Claim.state == ClaimState.LIVE)
+    ).all()
+    if not left and not held:
+        _end(session, settings, run, RunState.COMPLETE, "")
+        return
+    if run.setbacks >= SETBACKS:
+        if not held:
+            reason = f"given up: {run.setbacks} attempts in a row settled no trial: {run.reason}"
+            _end(session, settings, run, RunState.FAILED, reason)
+        return
+    unclaimed = sum(one.unclaimed for one in left)
+    if not unclaimed:
+        return
+    at = None
+    if run.setbacks:
+        at = now() + timedelta(seconds=SETBACK_S * 2 ** (run.setbacks - 1))
+    for n in range(min(unclaimed, max(1, len(workers)))):
+        wake(
+            session, "trials", trial_queue(run.queue),
+            lock=f"trials:{run.id}:{n}", priority=run.priority, at=at, run=str(run.id),
+        )  # fmt: skip
+
+
+def _stop_decided(session: Session, run: Run) -> None:
+    """Cells of a sequential run that are decided need no more trials."""
+    found = session.exec(
+        select(RunCell, Measurement)
+        .join(Measurement, col(Measurement.id) == col(RunCell.measurement_id))
+        .where(RunCell.run_id == run.id, RunCell.decided == "")
+    )
+    for cell, measurement in found:
+        stopping = Stopping(clean_below=run.clean_below, max_trials=cell.wanted)
+        decision = stopping.decide(measurement.k, measurement.n)
+        if decision.action is not Action.CONTINUE:
+            cell.decided = decision.reason
+            session.add(cell)
+    session.flush()
+
+
+def _end(
+    session: Session, settings: ServiceSettings, run: Run, state: RunState, reason: str
+) -> None:
+    run.state, run.reason, run.finished_at = state, reason, now()
+    if state is RunState.COMPLETE:
+        run.parity = asdict(parity(session, run))
+    session.add(run)
+    session.flush()
+    publish(session, "run", run=run.id, state=run.state)
+    on_run_changed(session, settings, run)
+
+
+def parity(session: Session, run: Run) -> result.Parity:
+    """Whether the outputs of this run's trials are bitwise the same; see `runner.result.Parity`."""
+    cells = session.exec(
+        select(RunCell, Cell)
+        .join(Cell, col(Cell.id) == col(RunCell.cell_id))
+        .where(RunCell.run_id == run.id, col(RunCell.measurement_id).is_not(None))
+    ).all()
+    alone = [
+        (cell.program, trial)
+        for row, cell in cells
+        if cell.variant == "stock" and not cell.background and not cell.hold_ms
+        for trial in _outputs(session, [row.measurement_id])
+    ]
+    alone += _reference_outputs(session, run, run.commit_id)
+    base = session.get(Commit, run.base_commit_id) if run.facts.get("needs_base") else None
+    if base is not None:
+        of_base = _reference_outputs(session, run, base.id)
+        return result.Parity.with_base(result.Commit(base.sha, base.ref), alone, of_base)
+    owned = [
+        (cell.program, trial)
+        for row, cell in cells
+        if cell.variant == "owned-stream"
+        for trial in _outputs(session, [row.measurement_id])
+    ]
+    return result.Parity.between_variants(alone, owned)
+
+
+def _outputs(session: Session, measurements: Iterable[int | None]) -> list[result.TrialFinished]:
+    """The different outputs that trials of these measurements had, as trials."""
+    found = session.exec(
+        select(Trial.outcome, Trial.recipe, Trial.digests)
+        .where(
+            col(Trial.measurement_id).in_(list(measurements)),
+            col(Trial.outcome).in_((Outcome.PASS, Outcome.WRONG_OUTPUT)),
+        )
+        .distinct()
+    )
+    return [
+        result.TrialFinished(
+            "", 0, "", Outcome(outcome), "", "", recipe=recipe, digests=tuple(digests)
+        )
+        for outcome, recipe, digests in found
+    ]
+
+
+def _reference_outputs(
+    session: Session, run: Run, commit_id: int | None
+) -> list[tuple[str, result.TrialFinished]]:
+    """Outputs of the reference trials of a commit's stock build, each with its program."""
+    if commit_id is None:
+        return []
+    stock = builds.made(session, builds.of_commit(session, run, commit_id)).get("stock")
+    if stock is None:
+        return []
+    found = session.exec(
+        select(Measurement.id, Cell.program)
+        .join(Cell, col(Cell.id) == col(Measurement.cell_id))
+        .where(
+            Measurement.build_id == stock.id,
+            Measurement.environment_id == run.environment_id,
+            col(Cell.reference).is_(True),
+        )
+    ).all()
+    return [
+        (program, trial) for identity, program in found for trial in _outputs(session, [identity])
+    ]
+
+
+def record_history(
+    session: Session, subject: str, name: str, history: Iterable[Mapping[str, Any]]
+) -> None:
+    """Keep where a branch's commits stand, for the grid; `history` is newest first."""
+    commits = [result.Commit(**one) for one in history]
+    branch.record_branch(session, subject, name, list(reversed(commits)))

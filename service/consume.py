@@ -1,0 +1,104 @@
+"""Takes jobs from queues until told to stop, through any outage of the database."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import procrastinate
+from procrastinate.worker import Worker
+
+from service import tasks
+from service.postgres import libpq
+
+_LOG = logging.getLogger("racewatch.queue")
+RESTART_S = 1.0
+"""Before a consumer that ended by itself is started again; doubled up to RESTART_MAX_S."""
+RESTART_MAX_S = 15.0
+
+
+async def consume(
+    url: str,
+    lanes: Sequence[Sequence[str]],
+    context: Mapping[str, Any],
+    stop: asyncio.Event,
+    *,
+    concurrency: int = 1,
+    lost_s: float = 30.0,
+) -> None:
+    """Carry out jobs, each lane (some queues) `concurrency` at a time, until `stop` is set.
+
+    Jobs that run then are waited for. Procrastinate ends a worker at the first heartbeat that
+    fails, so each is started again for as long as nobody asked it to stop.
+    """
+    connector = procrastinate.PsycopgConnector(
+        conninfo=libpq(url), min_size=1, max_size=2 + 2 * len(lanes), timeout=30.0
+    )
+    with tasks.app.replace_connector(connector) as app:
+        await _opened(app, stop)
+        try:
+            await asyncio.gather(
+                *(_lane(app, queues, context, stop, concurrency, lost_s) for queues in lanes)
+            )
+        finally:
+            await app.close_async()
+
+
+async def _opened(app: procrastinate.App, stop: asyncio.Event) -> None:
+    pause = RESTART_S
+    while not stop.is_set():
+        try:
+            await app.open_async()
+        except Exception as error:
+            _LOG.warning("the queue cannot be reached, trying again: %s", error)
+            await _wait(stop, pause)
+            pause = min(RESTART_MAX_S, pause * 2)
+        else:
+            return
+
+
+async def _lane(
+    app: procrastinate.App,
+    queues: Sequence[str],
+    context: Mapping[str, Any],
+    stop: asyncio.Event,
+    concurrency: int,
+    lost_s: float,
+) -> None:
+    pause = RESTART_S
+    while not stop.is_set():
+        worker = Worker(
+            app,
+            queues=list(queues),
+            concurrency=concurrency,
+            additional_context=dict(context),
+            install_signal_handlers=False,
+            update_heartbeat_interval=lost_s / 3,
+            stalled_worker_timeout=lost_s,
+            fetch_job_polling_interval=2.0,
+            delete_jobs="successful",
+        )
+        running = asyncio.create_task(worker.run())
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            worker.stop()
+        stopping.cancel()
+        with suppress(asyncio.CancelledError):
+            await stopping
+        try:
+            await running
+            pause = RESTART_S
+        except Exception as error:
+            _LOG.warning("taking jobs from %s ended: %s", ", ".join(queues), error)
+        if not stop.is_set():
+            await _wait(stop, pause)
+            pause = min(RESTART_MAX_S, pause * 2)
+
+
+async def _wait(stop: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), seconds)

@@ -1,0 +1,61 @@
+"""The process behind `racewatch serve`: pages, API and webhook, and the service's own work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+
+import uvicorn
+
+from runner.errors import InputError
+from service.app import create_app
+from service.control import Control
+from service.database import Database
+from service.github.outbox import readiness
+from service.settings import ServiceSettings
+
+_LOG = logging.getLogger("racewatch.serve")
+
+
+def serve(settings: ServiceSettings, database: Database) -> None:
+    """Answer until SIGTERM or SIGINT. Raises InputError where the address cannot be had."""
+    for sentence in readiness(settings):
+        _LOG.warning("%s", sentence)
+    with _listening(settings.host, settings.port) as listener:
+        _LOG.info("serving %s", settings.link)
+        asyncio.run(_serve(settings, database, listener))
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"cannot serve on {host}:{port}: {reason}; choose another with --host and --port"
+        ) from error
+    listener.listen(512)
+    return listener
+
+
+async def _serve(settings: ServiceSettings, database: Database, listener: socket.socket) -> None:
+    stop = asyncio.Event()
+    config = uvicorn.Config(
+        create_app(settings, database),
+        access_log=False,
+        log_config=None,
+        timeout_graceful_shutdown=5,
+        proxy_headers=True,
+        server_header=False,
+    )
+    control = asyncio.create_task(Control(settings, database).run(stop))
+    try:
+        await uvicorn.Server(config).serve(sockets=[listener])
+    finally:
+        stop.set()
+        await control

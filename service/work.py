@@ -1,0 +1,58 @@
+"""The process behind `racewatch worker`: registers, takes jobs, and drains when it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+
+from service.consume import consume
+from service.database import Database
+from service.settings import ServiceSettings
+from service.worker import WorkerOptions, WorkerProcess
+
+_LOG = logging.getLogger("racewatch.worker")
+
+
+def work(settings: ServiceSettings, database: Database, options: WorkerOptions) -> None:
+    """Work until SIGTERM or SIGINT: then finish what is in hand, at a second signal give it back."""
+    worker = WorkerProcess(settings, database, options)
+    worker.register()
+    _LOG.info("worker %s takes %s", worker.id, ", ".join(worker.queues))
+    try:
+        asyncio.run(_work(settings, database, worker))
+    finally:
+        worker.close()
+
+
+async def _work(settings: ServiceSettings, database: Database, worker: WorkerProcess) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def asked() -> None:
+        if stop.is_set():
+            worker.stopping.set()
+            return
+        stop.set()
+        loop.call_later(settings.drain_s, worker.stopping.set)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked)
+    draining = asyncio.create_task(_drain(stop, worker))
+    lanes = [
+        [queue for queue in worker.queues if queue.startswith(kind)]
+        for kind in ("build-", "trial-")
+    ]
+    await consume(
+        database.url,
+        [lane for lane in lanes if lane],
+        {"worker": worker},
+        stop,
+        lost_s=settings.worker_lost_s,
+    )
+    await draining
+
+
+async def _drain(stop: asyncio.Event, worker: WorkerProcess) -> None:
+    await stop.wait()
+    _LOG.info("worker %s finishes what it has and takes nothing new", worker.id)
+    await asyncio.to_thread(worker.drain)
