@@ -67,17 +67,18 @@ def at_least(k: int, n: int, p: float) -> float:
 
 
 def _tail(terms: range, n: int, p: float) -> float:
-    total = 0.0
-    log_p, log_q = math.log(p), math.log1p(-p)
-    for i in terms:
-        log_term = (
-            math.lgamma(n + 1)
-            - math.lgamma(i + 1)
-            - math.lgamma(n - i + 1)
-            + i * log_p
-            + (n - i) * log_q
-        )
-        term = math.exp(log_term)
+    """Sum of the binomial terms, which shrink from the first on: each from the one before it."""
+    first = terms[0]
+    term = total = math.exp(
+        math.lgamma(n + 1)
+        - math.lgamma(first + 1)
+        - math.lgamma(n - first + 1)
+        + first * math.log(p)
+        + (n - first) * math.log1p(-p)
+    )
+    odds = p / (1 - p)
+    for i in terms[:-1]:
+        term *= (n - i) / (i + 1) * odds if terms.step > 0 else i / (n - i + 1) / odds
         total += term
         if term < total * 1e-17:
             break
