@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from service.database import Database, sqlalchemy_url
 from service.postgres import EmbeddedPostgres, libpq
 
 _QUICK = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+_MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture(scope="session")
@@ -30,9 +33,18 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if given:
         yield sqlalchemy_url(given)
         return
-    folder: Path = tmp_path_factory.mktemp("postgres")
-    with EmbeddedPostgres(folder, _QUICK) as server:
+    with _folder(tmp_path_factory) as folder, EmbeddedPostgres(folder, _QUICK) as server:
         yield server.url
+
+
+@contextmanager
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """In memory where there is plenty: a database is copied in 15 ms there, in 300 ms on a disk."""
+    if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 4 << 30:
+        with tempfile.TemporaryDirectory(prefix="racewatch-test-", dir=_MEMORY) as folder:
+            yield Path(folder)
+    else:
+        yield tmp_path_factory.mktemp("postgres")
 
 
 @pytest.fixture

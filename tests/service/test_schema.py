@@ -53,7 +53,7 @@ def objects(url: str) -> set[str]:
 
 def definitions(url: str) -> list[tuple[str, str]]:
     with connected(url) as connection:
-        rows = connection.execute(text(DEFINITIONS)).tuples()
+        rows = [(row[0], row[1]) for row in connection.execute(text(DEFINITIONS))]
         return sorted(
             (table, what)
             for table, what in rows
