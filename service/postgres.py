@@ -327,7 +327,7 @@ def libpq(url: str) -> str:
 def restart_delay(failures: int) -> float:
     """Seconds before a server is started again that ended so many times in a row, soon each time:
     none the first time, then 1, 2, 4 and so on up to 30."""
-    return 0.0 if failures <= 1 else min(2.0 ** (failures - 2), _SLOWEST_S)
+    return 0.0 if failures <= 1 else min(2.0 ** min(failures - 2, 10), _SLOWEST_S)
 
 
 def _ending(status: int) -> str:
