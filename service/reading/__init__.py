@@ -1,0 +1,1 @@
+"""What the pages show, read from the tables: frozen values, a module per page, no formatting."""

@@ -1,0 +1,139 @@
+"""A cell's counts with all that follows from them: rate, exact interval, verdict, and its mark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+from runner.outcome import FAILURES, Outcome
+from service.statistics.counts import Counts
+from service.statistics.kinds import Kind
+from service.statistics.verdict import judge_cell
+from service.tables import Measurement, column_of
+
+OUTCOMES = tuple(Outcome)
+COUNT_COLUMNS = tuple(getattr(Measurement, column_of(outcome)) for outcome in OUTCOMES)
+"""The counting columns of a measurement, in the order of OUTCOMES."""
+NO_COUNTS = (0,) * len(OUTCOMES)
+
+
+class Mark(StrEnum):
+    """What a cell says at a glance: a verdict, or why there is none."""
+
+    REGRESSED = "regressed"
+    RACES = "races"
+    NO_WORSE = "no-worse"
+    FIXED = "fixed"
+    CLEAN = "clean"
+    UNDERSAMPLED = "undersampled"
+    UNPROVEN = "unproven"
+    BUILD_ERROR = "build-error"
+    UNSUPPORTED = "unsupported"
+    INFRA_ERROR = "infra-error"
+    AWAITING = "awaiting"
+    QUEUED = "queued"
+    BUILDING = "building"
+    RUNNING = "running"
+    NOT_RUN = "not-run"
+
+    @property
+    def words(self) -> str:
+        """As people read it."""
+        return self.value.replace("-", " ")
+
+
+_OF_KIND = {
+    Kind.REGRESSED: Mark.REGRESSED,
+    Kind.FIXED: Mark.FIXED,
+    Kind.RACES: Mark.RACES,
+    Kind.NO_WORSE: Mark.NO_WORSE,
+    Kind.CLEAN: Mark.CLEAN,
+    Kind.UNDERSAMPLED: Mark.UNDERSAMPLED,
+    Kind.NOT_MEASURED: Mark.NOT_RUN,
+    Kind.UNPROVEN: Mark.UNPROVEN,
+}
+_OF_OUTCOME = {
+    Outcome.UNSUPPORTED: Mark.UNSUPPORTED,
+    Outcome.INFRA_ERROR: Mark.INFRA_ERROR,
+    Outcome.BUILD_ERROR: Mark.BUILD_ERROR,
+}
+"""Where nothing counted, what did happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """k failures in n trials and what they support.
+
+    counts: trials by outcome, those that occurred, in the enum's order. low, high: of the 95 %
+    interval. label: the verdict in a table's words. text: as a sentence. needed: about how many
+    further trials would settle it.
+    """
+
+    k: int
+    n: int
+    counts: tuple[tuple[str, int], ...]
+    low: float
+    high: float
+    mark: Mark
+    label: str
+    text: str
+    needed: int = 0
+
+    @property
+    def rate(self) -> float | None:
+        """k/n, None without a trial that counts."""
+        return self.k / self.n if self.n else None
+
+    @property
+    def trials(self) -> int:
+        """All trials, also those that no rate is taken over."""
+        return sum(count for _, count in self.counts)
+
+    @property
+    def strength(self) -> int:
+        """1 to 4 for a rate up to 10 %, up to 50 %, below 100 % and of 100 %; 0 without failure."""
+        if not self.k:
+            return 0
+        rate = self.k / self.n
+        return 1 if rate <= 0.1 else 2 if rate <= 0.5 else 3 if rate < 1 else 4
+
+
+@lru_cache(maxsize=65_536)
+def rate_of(
+    counts: tuple[int, ...],
+    clean_below: float,
+    base: Counts | None = None,
+    adaptive: bool = False,
+) -> Rate:
+    """The rate behind counts in the order of OUTCOMES, judged as `judge_cell` does.
+
+    Cached: a grid shows the same few counts again and again.
+    """
+    named = tuple(zip(OUTCOMES, counts, strict=True))
+    k = sum(count for outcome, count in named if outcome in FAILURES)
+    n = k + sum(count for outcome, count in named if outcome is Outcome.PASS)
+    verdict = judge_cell(Counts(k, n), base, clean_below, adaptive=adaptive)
+    mark, label, text = _OF_KIND[verdict.kind], verdict.label, verdict.text
+    if not n:
+        apart = next((m for o, m in _OF_OUTCOME.items() if counts[OUTCOMES.index(o)]), None)
+        if apart is not None:
+            mark, label, text = apart, apart.words, f"not measured: {apart.words}"
+    seen = tuple((str(outcome), count) for outcome, count in named if count)
+    low, high = verdict.interval
+    return Rate(k, n, seen, low, high, mark, label, text, verdict.trials_needed)
+
+
+def rate_of_measurement(
+    measurement: Measurement | None, clean_below: float, base: Measurement | None = None
+) -> Rate:
+    """The rate that a measurement counts; without one, of nothing. base: to compare it with."""
+    compared = None if base is None else Counts(base.k, base.n)
+    if measurement is None:
+        return rate_of(NO_COUNTS, clean_below, compared)
+    return rate_of(tuple(measurement.counts.values()), clean_below, compared, measurement.adaptive)
+
+
+def mark_of_outcome(outcome: str) -> Mark:
+    """The mark of a cell that a build cannot run."""
+    return _OF_OUTCOME[Outcome(outcome)]
