@@ -149,6 +149,8 @@ class Cluster:
         found = self.pid_file()
         if found is None or not found.ready:
             return None
+        if found.pid not in self.processes():  # orphans may hold a dead server's socket a while
+            return None
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.settimeout(5)
             try:
