@@ -86,7 +86,7 @@ def record_trials(session: Session, finished: Sequence[Finished]) -> list[Finish
 def _store(session: Session, finished: Sequence[Finished]) -> list[Finished]:
     connection = session.connection()
     made = connection.execute(_INSERT_TRIALS, [_trial(one) for one in finished])
-    ids = {(row.claim_id, row.index): row.id for row in made}
+    ids = {(claim_id, index): trial_id for trial_id, claim_id, index in made}
     new = []
     evidence = []
     for one in finished:
