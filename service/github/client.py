@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urljoin, urlsplit
@@ -286,6 +287,13 @@ class GitHub:
         if response.headers.get("x-ratelimit-remaining") == "0" and reset.isdecimal():
             return max(1.0, float(reset) - now)
         return _UNKNOWN_LIMIT_S
+
+
+@lru_cache(maxsize=4)
+def shared(api_url: str, token: str) -> GitHub:
+    """The client of this process for a token, so that its requests keep their distance whoever
+    makes them. Raises InputError."""
+    return GitHub(api_url, token)
 
 
 def shortened(description: str, characters: int = DESCRIPTION_CHARACTERS) -> str:
