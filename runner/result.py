@@ -367,6 +367,7 @@ class CellResult:
             "background_period_ms": self.cell.background_period_ms,
             "hold_ms": self.cell.hold_ms,
             "recipe": self.recipes[0] if len(self.recipes) == 1 else str(self.cell.recipe),
+            "ordered_recipe": str(self.cell.recipe),
             "trials": self.cell.trials,
             "counts": {str(outcome): self.counts[outcome] for outcome in Outcome},
             "n": self.n,

@@ -148,6 +148,12 @@ def test_the_result_has_the_documented_shape() -> None:
     assert (row["n"], row["k"], row["rate"], row["verdict"]) == (1, 1, 1.0, "races")
 
 
+def test_a_row_of_the_result_says_what_was_ordered_and_what_ran() -> None:
+    ran = replace(trial(0, "stock, background", Outcome.PASS), recipe="fp8-current-scaling")
+    row = folded(ran).as_json()["cells"][0]
+    assert (row["ordered_recipe"], row["recipe"]) == ("auto", "fp8-current-scaling")
+
+
 @pytest.mark.parametrize(
     "event",
     [STARTED, trial(0, "stock, background", Outcome.CRASH), ENDED],
