@@ -147,6 +147,12 @@ def test_what_is_open_stays_open_on_any_device(
     assert verdict(head, None, control).kind is verdict(head).kind
 
 
+def test_passes_on_a_device_that_hides_races_are_no_ground_to_call_it_no_worse() -> None:
+    assert verdict((0, 10), (10, 10), PROVEN).no_worse
+    assert not verdict((0, 10), (10, 10), HIDES).no_worse
+    assert status_of([cell((0, 10), (10, 10), control=HIDES)]).state is State.PENDING
+
+
 @pytest.mark.parametrize(
     ("cells", "state", "text"),
     [
