@@ -30,7 +30,7 @@ def problem(
     """
     content: dict[str, Any] = {
         "type": "about:blank",
-        "title": title or HTTPStatus(status).phrase,
+        "title": title or phrase(status),
         "status": status,
         "detail": detail,
         **more,
@@ -38,6 +38,14 @@ def problem(
     # A lone surrogate, as a request may hold one, has no UTF-8.
     content = {key: _encodable(value) for key, value in content.items()}
     return ProblemResponse(content, status_code=status, headers=dict(headers or {}))
+
+
+def phrase(status: int) -> str:
+    """HTTP's own phrase for a status, as RFC 9110 has it (Python before 3.13 has older ones)."""
+    return _PHRASES.get(status) or HTTPStatus(status).phrase
+
+
+_PHRASES = {413: "Content Too Large", 422: "Unprocessable Content"}
 
 
 def _encodable(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from sqlmodel import Session, col, select
 
@@ -28,7 +28,7 @@ class RunRequest:
     known. version: a release instead. queue: what its trials need, such as `sm90` or `emulated`.
     trusted: False for a fork's code. awaiting_approval: it is stored, and nothing happens yet.
     sequential: cells stop as soon as they are decided. facts: kept with the run, such as the
-    `repository` that its commit comes from.
+    `repository` that its commit comes from. id: the run's, a random one by default.
     """
 
     subject: str
@@ -45,6 +45,7 @@ class RunRequest:
     awaiting_approval: bool = False
     sequential: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
+    id: UUID | None = None
 
 
 def submit(session: Session, request: RunRequest) -> Run:
@@ -52,6 +53,7 @@ def submit(session: Session, request: RunRequest) -> Run:
     commit = request.commit and rows.commit_row(session, request.subject, request.commit)
     state = RunState.AWAITING_APPROVAL if request.awaiting_approval else RunState.QUEUED
     run = Run(
+        id=request.id or uuid4(),
         subject=request.subject,
         commit_id=commit.id if commit else None,
         ref=request.ref or request.version or (request.commit.ref if request.commit else ""),

@@ -1,0 +1,152 @@
+"""A cell with its counts and all that follows from them, as the API writes it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from runner.outcome import Outcome
+from runner.rates import percent
+from service.statistics.comparison import Comparison, clean_after, interval
+from service.statistics.counts import Counts
+from service.statistics.kinds import Kind
+from service.tables import Cell, Environment, Measurement
+
+NO_COUNTS: dict[str, int] = {str(outcome): 0 for outcome in Outcome}
+Share = Annotated[float, Field(ge=0, le=1)]
+COUNT_COLUMNS = (
+    *(str(outcome) for outcome in Outcome),
+    "k",
+    "n",
+    "rate",
+    "interval_low",
+    "interval_high",
+    "verdict",
+    "trials_needed",
+)
+"""Columns of a CSV file."""
+CELL_COLUMNS = ("variant", "program", "background", "background_period_ms", "hold_ms", "recipe")
+
+
+class CellOut(BaseModel):
+    """What trials of a cell are run as."""
+
+    variant: str = Field(examples=["stock"])
+    program: str = Field(examples=["norm-act-gemm"])
+    background: bool
+    background_period_ms: float
+    hold_ms: float
+    recipe: str = Field(examples=["auto"])
+
+
+class CountedOut(BaseModel):
+    """Trials by outcome, and what they support on their own."""
+
+    counts: dict[str, int] = Field(examples=[{**NO_COUNTS, "pass": 6, "capture_error": 4}])
+    k: int = Field(description="Failures.", examples=[4])
+    n: int = Field(description="Trials that the rate is over: failures and passes.", examples=[10])
+    rate: Share | None = Field(description="k/n, null without a trial that counts.", examples=[0.4])
+    interval: tuple[Share, Share] = Field(
+        description="95 % interval of the rate: Clopper-Pearson's, or where the number of trials "
+        "depended on results (`adaptive`) a confidence sequence.",
+        examples=[[0.122, 0.738]],
+    )
+    verdict: Kind = Field(examples=["races"])
+    verdict_text: str = Field(examples=["races"])
+    trials_needed: int = Field(description="Further passes that `clean` still takes.", ge=0)
+
+    def row(self) -> list[Any]:
+        """The values of COUNT_COLUMNS."""
+        return [
+            *self.counts.values(), self.k, self.n, self.rate, *self.interval, str(self.verdict),
+            self.trials_needed,
+        ]  # fmt: skip
+
+
+class ComparisonOut(BaseModel):
+    """A cell's counts at head against those at base."""
+
+    verdict: Kind = Field(examples=["regressed"])
+    text: str = Field(examples=["newly failing: 4 of 10, base 0 of 100"])
+    p: Share = Field(description='One-sided p value of "head does not fail more often".')
+    difference: tuple[float, float] = Field(
+        description="About 95 % interval of head's rate less base's."
+    )
+    trials_needed: int = Field(ge=0)
+    base_trials_needed: int = Field(ge=0)
+
+    @classmethod
+    def of(cls, comparison: Comparison) -> ComparisonOut:
+        """As the API writes a comparison."""
+        return cls(
+            verdict=comparison.verdict,
+            text=comparison.text,
+            p=comparison.p,
+            difference=comparison.difference,
+            trials_needed=comparison.trials_needed,
+            base_trials_needed=comparison.base_trials_needed,
+        )
+
+
+class EnvironmentOut(BaseModel):
+    """What trials run in; rates of two environments are never added up."""
+
+    id: int
+    device_kind: str = Field(examples=["cuda"])
+    device_name: str = Field(examples=["NVIDIA H200"])
+    compute_capability: str = Field(examples=["9.0"])
+    driver: str
+    jax: str
+    toolchain: str
+    harness: str
+    emulated: bool = Field(description="True where no GPU took part.")
+
+    @classmethod
+    def of(cls, row: Environment) -> EnvironmentOut:
+        """As the API writes an environment."""
+        assert row.id is not None, "the environment is stored"
+        return cls(**row.model_dump(exclude={"digest"}), emulated=row.emulated)
+
+
+def cell_fields(cell: Cell) -> dict[str, Any]:
+    """The fields of CellOut."""
+    return {name: getattr(cell, name) for name in CELL_COLUMNS}
+
+
+def counted_fields(
+    measurement: Measurement | None, clean_below: float, nothing: str = ""
+) -> dict[str, Any]:
+    """The fields of CountedOut. nothing: why there is no trial, where there is none."""
+    counts = measurement.counts if measurement else NO_COUNTS
+    adaptive = bool(measurement and measurement.adaptive)
+    plain = Counts(measurement.k, measurement.n) if measurement else Counts()
+    verdict, text, needed, (low, high) = _judged(plain, clean_below, adaptive)
+    return {
+        "counts": counts,
+        "k": plain.k,
+        "n": plain.n,
+        "rate": plain.rate,
+        "interval": (low, high),
+        "verdict": verdict,
+        "verdict_text": text if plain.n or not nothing else f"not measured: {nothing}",
+        "trials_needed": needed,
+    }
+
+
+@lru_cache(maxsize=65_536)
+def _judged(
+    counts: Counts, clean_below: float, adaptive: bool
+) -> tuple[Kind, str, int, tuple[float, float]]:
+    """Verdict, sentence, trials needed and interval. Few counts come again and again."""
+    low, high = interval(counts, adaptive)
+    if not counts.n:
+        return Kind.NOT_MEASURED, str(Kind.NOT_MEASURED), 0, (low, high)
+    if counts.k:
+        return Kind.RACES, str(Kind.RACES), 0, (low, high)
+    bound = f"clean below {percent(clean_below)}"
+    if high < clean_below:
+        return Kind.CLEAN, bound, 0, (low, high)
+    needed = max(1, clean_after(clean_below, adaptive) - counts.n)
+    return Kind.UNDERSAMPLED, f"undersampled: {needed} more for {bound}", needed, (low, high)
