@@ -20,9 +20,10 @@ The rule, for one cell:
   waits for p < 0.01, which takes 7 of 100 there, 2 of 10 against 0 of 100, and 5 of 5 against
   0 of 5. Until then the verdict is `undersampled`, with the trials that would settle it.
 - `no worse`: both have failed ("the base already races"), and head is shown not to be much worse,
-  which is a rise by `clean_below` at least and a doubling at least: the upper end of head's interval
-  lies below what either would make of the lower end of base's. So a few trials are never taken for
-  "not worse": 6 of 6 against 6 of 6 is no worse, 1 of 1 against 1 of 1 is not known yet.
+  which is a rise by `clean_below` at least and a doubling at least: the upper end of head's
+  interval lies below the larger of the two, both counted from the lower end of base's. So a few
+  trials are never taken for "not worse": 6 of 6 against 6 of 6 is no worse, 1 of 1 against 1 of 1
+  is not known yet.
 - `clean`: head has no failure and is below `clean_below`; `fixed` where base's rate is shown to be
   higher besides, p < 0.01.
 - `undersampled`: everything else.
