@@ -40,20 +40,21 @@ def wake(
 ) -> bool:
     """Defer a job in this session's transaction; False where one with that lock waits already.
 
-    The savepoint keeps a lock that is taken from undoing the whole transaction.
+    The savepoint keeps a lock that is taken from undoing the whole transaction. It is the
+    connection's: the session's own is only made once something is asked through the session.
     """
-    connection = session.connection().connection.driver_connection
+    connection = session.connection()
     deferrer = app.configure_task(
         name=task,
         queue=queue,
         queueing_lock=lock,
         priority=priority,
         schedule_at=at,
-        connection=connection,
+        connection=connection.connection.driver_connection,
         allow_unknown=True,
     )
     try:
-        with session.begin_nested():
+        with connection.begin_nested():
             deferrer.defer(**arguments)
     except AlreadyEnqueued:
         return False
