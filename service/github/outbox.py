@@ -181,16 +181,17 @@ def _asked(message: Message) -> dict[str, Any]:
 
 
 def _wake(session: Session, message: Message, at: datetime | None = None) -> None:
-    # A lock for each message: under one for all, a job that waits already, and begins before this
+    # A lock for each attempt: under one for all, a job that waits already, and begins before this
     # transaction ends, would be the only one, and would not see the message.
-    wake(session, "deliver", CONTROL, lock=f"deliver:{message.id}", at=at)
+    lock = f"deliver:{message.id}:{message.attempts}"
+    wake(session, "deliver", CONTROL, lock=lock, at=at)
 
 
-def _waiting_of(topic: str) -> SelectOfScalar[int | None]:
+def _waiting_of(topic: str) -> SelectOfScalar[Any]:
     return select(Message.id).where(Message.topic == topic, Message.state == MessageState.WAITING)
 
 
-def _replace(session: Session, which: SelectOfScalar[int | None]) -> None:
+def _replace(session: Session, which: SelectOfScalar[Any]) -> None:
     """Give up waiting messages, but not one that is being sent: nobody waits for another side."""
     locked = which.with_for_update(skip_locked=True)
     session.connection().execute(

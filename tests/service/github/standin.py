@@ -138,7 +138,7 @@ class StandIn:
         self.renamed: dict[str, str] = {}
         self.requests: list[Request] = []
         self.complaints: list[str] = []
-        """What requests did wrong; a test that meant to send good ones asserts that there is none."""
+        """What requests did wrong. A test that meant to send good ones asserts it to be empty."""
         self._faults: deque[tuple[str, Fault]] = deque()
         self._lock = threading.RLock()
         self._closing = threading.Event()
