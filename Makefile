@@ -30,12 +30,13 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Pinned with hashes and without any index line, so that the same set installs from any index.
+# Pinned with hashes and without any index line, so that the same set installs from any index, with
+# any Python from 3.11 on.
 requirements:
-	$(PYTHON) -m venv build/pip-tools
-	build/pip-tools/bin/pip install --quiet pip-tools
-	build/pip-tools/bin/pip-compile --quiet --strip-extras --allow-unsafe --generate-hashes \
-	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header \
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/pip install --quiet uv
+	build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
 	  --extra dev --output-file requirements/dev.txt pyproject.toml
 
 clean:

@@ -11,8 +11,8 @@ from typing import Any
 import procrastinate
 from procrastinate.worker import Worker
 
-from service import tasks
 from service.postgres import libpq
+from service.queue import app as tasks
 
 _LOG = logging.getLogger("racewatch.queue")
 RESTART_S = 1.0
@@ -37,7 +37,7 @@ async def consume(
     connector = procrastinate.PsycopgConnector(
         conninfo=libpq(url), min_size=1, max_size=2 + 2 * len(lanes), timeout=30.0
     )
-    with tasks.app.replace_connector(connector) as app:
+    with tasks.replace_connector(connector) as app:
         await _opened(app, stop)
         try:
             await asyncio.gather(
@@ -81,11 +81,11 @@ async def _lane(
             fetch_job_polling_interval=2.0,
             delete_jobs="successful",
         )
-        running = asyncio.create_task(worker.run())
+        running = asyncio.create_task(worker.run())  # type: ignore[no-untyped-call]
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
-            worker.stop()
+            worker.stop()  # type: ignore[no-untyped-call]
         stopping.cancel()
         with suppress(asyncio.CancelledError):
             await stopping

@@ -6,6 +6,7 @@ Everything that a lost job would have done is done here too, so that no job has 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TypeVar
 from uuid import UUID
@@ -33,7 +34,7 @@ from service.tables import (
 )
 
 _LOG = logging.getLogger("racewatch.sweep")
-_Id = TypeVar("_Id", UUID, int | None)
+_Id = TypeVar("_Id")
 
 
 def sweep(database: Database, settings: ServiceSettings) -> None:
@@ -69,9 +70,9 @@ def _silent_since(session: Session, settings: ServiceSettings) -> datetime | Non
     return None if current - began < limit else current - limit
 
 
-def _ids(database: Database, statement: SelectOfScalar[_Id]) -> list[_Id]:
+def _ids(database: Database, statement: SelectOfScalar[_Id]) -> Sequence[_Id]:
     with database.session() as session:
-        return list(session.exec(statement))
+        return session.exec(statement).all()
 
 
 def lost_workers(session: Session, settings: ServiceSettings, silent: datetime) -> None:
@@ -96,13 +97,13 @@ def _stale_claims(silent: datetime) -> SelectOfScalar[UUID]:
     return select(Claim.id).where(Claim.state == ClaimState.LIVE, col(Claim.heartbeat_at) < silent)
 
 
-def _stale_builds(silent: datetime) -> SelectOfScalar[int | None]:
-    return select(CommitBuild.id).where(
+def _stale_builds(silent: datetime) -> SelectOfScalar[int]:
+    return select(col(CommitBuild.id)).where(
         CommitBuild.state == BuildState.BUILDING, col(CommitBuild.heartbeat_at) < silent
     )
 
 
-def _take_back(session: Session, build: int | None) -> None:
+def _take_back(session: Session, build: int) -> None:
     wanted = session.exec(
         select(CommitBuild).where(CommitBuild.id == build).with_for_update()
     ).one()

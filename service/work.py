@@ -1,4 +1,4 @@
-"""The process behind `racewatch worker`: registers, takes jobs, and drains when it is told to end."""
+"""The process behind `racewatch worker`: registers, takes jobs, drains when it is told to end."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import asyncio
 import logging
 import signal
 
+from service import tasks
 from service.consume import consume
 from service.database import Database
 from service.settings import ServiceSettings
 from service.worker import WorkerOptions, WorkerProcess
 
 _LOG = logging.getLogger("racewatch.worker")
+assert tasks.trials, "importing the tasks is what declares them"
 
 
 def work(settings: ServiceSettings, database: Database, options: WorkerOptions) -> None:
-    """Work until SIGTERM or SIGINT: then finish what is in hand, at a second signal give it back."""
+    """Work until SIGTERM or SIGINT, then finish what is in hand; a second one gives it back."""
     worker = WorkerProcess(settings, database, options)
     worker.register()
     _LOG.info("worker %s takes %s", worker.id, ", ".join(worker.queues))
