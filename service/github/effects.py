@@ -1,0 +1,305 @@
+"""What follows from news of a repository, whoever brings them: a delivery, a poll or a comment.
+
+Everything here happens in the caller's transaction, and once: a commit that has an open or complete
+run of a matrix on a kind of device is not run so again. Rows are locked in one order, a pull
+request before its head, so that a poll and a delivery wait for each other and both get on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+from uuid import UUID
+
+from sqlalchemy import case, or_
+from sqlalchemy.dialects.postgresql import insert
+from sqlmodel import Session, col, select
+
+from runner import matrix as matrices
+from runner import result
+from runner.matrix import Matrix
+from service.github import pulls
+from service.github.payloads import PullRequest
+from service.settings import Tracked
+from service.submit import RunRequest, cancel, cancel_older, submit
+from service.tables import OPEN_STATES, Commit, Head, Origin, Pull, Run, RunState
+from service.tables.columns import now
+
+TAGS, PULLS = "tags/", "pull/"
+"""How the names of heads begin that are no branches."""
+STANDING = (*OPEN_STATES, RunState.AWAITING_APPROVAL, RunState.COMPLETE)
+"""States of a run that make another one like it pointless."""
+
+
+def head_name(ref: str) -> str | None:
+    """How a whole ref (`refs/heads/main`) is named among the heads; None for one of no interest.
+
+    A branch whose name would be taken for a tag's or a pull request's is of none.
+    """
+    kind, _, name = ref.removeprefix("refs/").partition("/")
+    if not ref.startswith("refs/") or not name:
+        return None
+    if kind == "heads":
+        return None if name.startswith((TAGS, PULLS)) or name == "HEAD" else name
+    if kind == "tags":
+        return f"{TAGS}{name}"
+    number, _, rest = name.partition("/")
+    if kind == "pull" and rest == "head" and number.isascii() and number.isdecimal():
+        return f"{PULLS}{int(number)}"
+    return None
+
+
+def is_watched(tracked: Tracked, name: str) -> bool:
+    """Whether a branch or tag, by its name among the heads, is run when it moves."""
+    if name.startswith(PULLS):
+        return False
+    tag = name.startswith(TAGS)
+    patterns = tracked.tags if tag else tracked.branches
+    return any(fnmatchcase(name.removeprefix(TAGS) if tag else name, p) for p in patterns)
+
+
+def saw(
+    session: Session, subject: str, name: str, sha: str, looked_at: datetime | None = None
+) -> bool:
+    """Keep what a ref names now; False where that was known already.
+
+    looked_at: when it was found to name that, for a look that takes a while: what was seen
+    meanwhile is newer, and stays.
+    """
+    made = insert(Head).values(subject=subject, ref=name, sha=sha, seen_at=now())
+    moved = col(Head.sha) != made.excluded.sha
+    if looked_at is not None:
+        moved &= col(Head.seen_at) <= looked_at
+    changed = session.connection().execute(
+        made.on_conflict_do_update(
+            index_elements=["subject", "ref"],
+            set_={"sha": made.excluded.sha, "seen_at": made.excluded.seen_at},
+            where=moved,
+        ).returning(col(Head.ref))
+    )
+    return changed.first() is not None
+
+
+def ref_moved(session: Session, tracked: Tracked, commit: result.Commit, by: str) -> str:
+    """Run what a watched branch or tag, the commit's `ref`, names now."""
+    matrix = load_matrix(tracked.push_matrix)
+    made = order(session, tracked, commit, matrix, Origin.PUSH, by=by)
+    return _told(commit, matrix, len(made), awaiting=False)
+
+
+def pull_told(session: Session, tracked: Tracked, told: PullRequest, by: str) -> str:
+    """A pull request is new, moved, or ready for review, as GitHub describes it.
+
+    A pull request is run whatever branch it is for: a change to a release branch races just as
+    well, and the status compares with the merge base, which there always is.
+    """
+    pull = _described(session, tracked, told)
+    if pull is None:
+        return f"nothing: pull request {told.number} is known as it was later"
+    saw(session, tracked.name, f"{PULLS}{pull.number}", pull.head_sha)
+    return _head_is(session, tracked, pull, by)
+
+
+def pull_described(session: Session, tracked: Tracked, told: PullRequest) -> str:
+    """Something else about a pull request changed, such as its base or its being a draft."""
+    pull = _described(session, tracked, told)
+    return "noted" if pull else f"nothing: pull request {told.number} is known as it was later"
+
+
+def pull_closed(session: Session, tracked: Tracked, told: PullRequest, by: str) -> str:
+    """A pull request was merged or closed: its runs end."""
+    pull = _described(session, tracked, told)
+    if pull is None:
+        return f"nothing: pull request {told.number} is known as it was later"
+    saw(session, tracked.name, f"{PULLS}{pull.number}", pull.head_sha)
+    ended = cancel_all(session, tracked.name, pull.number, f"closed by {by}" if by else "closed")
+    return f"pull request {pull.number} is closed; {runs(ended)} cancelled"
+
+
+def pull_seen(
+    session: Session, tracked: Tracked, number: int, sha: str, looked_at: datetime
+) -> str | None:
+    """A poll found a pull request's head moved, or new; None where that was known already.
+
+    All that a poll knows is the commit. What GitHub never described counts as a fork's.
+    """
+    values = pulls.unknown_pull(subject=tracked.name, number=number, head_sha=sha)
+    session.connection().execute(insert(Pull).values(**values).on_conflict_do_nothing())
+    pull = pulls.locked_pull(session, tracked.name, number)
+    assert pull is not None, "its row was just made"
+    if not saw(session, tracked.name, f"{PULLS}{number}", sha, looked_at):
+        return None
+    # A closed pull request's head does not move: it is open again.
+    pull.head_sha, pull.merge_base, pull.open = sha, "", True
+    session.add(pull)
+    session.flush()
+    return _head_is(session, tracked, pull, "poll")
+
+
+def _head_is(session: Session, tracked: Tracked, pull: Pull, by: str) -> str:
+    """The newest commit of an open pull request is run, and older ones no longer."""
+    ended = cancel_older(
+        session, tracked.name, pull.number, pull.head_sha, f"superseded by {pull.head_sha}"
+    )
+    superseded = f"; {runs(ended)} of older heads cancelled" if ended else ""
+    if pull.draft:
+        return f"nothing is run: pull request {pull.number} is a draft{superseded}"
+    matrix = load_matrix(tracked.pull_matrix)
+    return run_head(session, tracked, pull, matrix, by) + superseded
+
+
+def run_head(session: Session, tracked: Tracked, pull: Pull, matrix: Matrix, by: str) -> str:
+    """Run the head of a pull request, whose row is locked; a fork's only once it is approved."""
+    subject = tracked.name
+    commit = result.Commit(sha=pull.head_sha, ref=f"{PULLS}{pull.number}")
+    awaiting = pull.fork and not pulls.is_approved(session, subject, pull.head_sha)
+    begun: tuple[UUID, ...] = ()
+    if not awaiting:
+        # It may have waited only because nobody knew yet that it is no fork's.
+        begun = pulls.start_waiting(
+            session, subject, pull.head_sha, by, pull=pull.number, trusted=not pull.fork
+        )
+    made = order(
+        session, tracked, commit, matrix, Origin.PULL_REQUEST,
+        by=by, pull=pull.number, awaiting=awaiting, trusted=not pull.fork,
+    )  # fmt: skip
+    return _told(commit, matrix, len(made) + len(begun), awaiting)
+
+
+def order(
+    session: Session,
+    tracked: Tracked,
+    commit: result.Commit,
+    matrix: Matrix,
+    origin: Origin,
+    *,
+    by: str,
+    queues: Collection[str] = (),
+    pull: int | None = None,
+    awaiting: bool = False,
+    trusted: bool = True,
+) -> list[Run]:
+    """Submit a commit's run of a matrix for each queue that has none standing.
+
+    queues: other kinds of device than the subject is tracked on.
+    """
+    wanted = queues or tracked.queues
+    standing = standing_runs(session, tracked, [commit.sha], matrix, pull)
+    return [
+        submit(
+            session,
+            RunRequest(
+                subject=tracked.name,
+                matrix=matrix,
+                queue=queue,
+                commit=commit,
+                pull=pull,
+                toolchain=tracked.toolchain,
+                origin=origin,
+                requested_by=by,
+                trusted=trusted and not pulls.merges_pulls(matrix),
+                awaiting_approval=awaiting,
+                facts={"repository": tracked.source} if tracked.source else {},
+            ),
+        )
+        for queue in wanted
+        if (commit.sha, queue) not in standing
+    ]
+
+
+def standing_runs(
+    session: Session,
+    tracked: Tracked,
+    shas: Collection[str],
+    matrix: Matrix,
+    pull: int | None = None,
+) -> set[tuple[str, str]]:
+    """(commit, queue) of the runs that make another one of this matrix pointless.
+
+    A matrix of the same name whose cells have changed since is another one.
+    """
+    found = (
+        select(Commit.sha, Run.queue)
+        .join(Run, col(Run.commit_id) == col(Commit.id))
+        .where(
+            Commit.subject == tracked.name,
+            col(Commit.sha).in_(shas),
+            Run.subject == tracked.name,
+            Run.matrix_name == matrix.name,
+            col(Run.matrix) == matrices.as_data(matrix),
+            col(Run.adaptive).is_(False),
+            col(Run.state).in_(STANDING),
+            col(Run.pull).is_(None) if pull is None else col(Run.pull) == pull,
+            Run.toolchain == tracked.toolchain,
+        )
+    )
+    return set(session.exec(found).all())
+
+
+def cancel_all(session: Session, subject: str, pull: int, reason: str) -> int:
+    """End all runs of a pull request that have not ended; how many they were."""
+    states = (*OPEN_STATES, RunState.AWAITING_APPROVAL)
+    found = session.exec(
+        select(Run.id).where(Run.subject == subject, Run.pull == pull, col(Run.state).in_(states))
+    ).all()
+    return sum(cancel(session, run, reason) for run in found)
+
+
+def load_matrix(name: str) -> Matrix:
+    """A matrix by the name or file that the configuration gives. Raises MatrixError."""
+    path = Path(name)
+    return _loaded(name, path.stat().st_mtime_ns if path.is_file() else 0)
+
+
+@lru_cache(maxsize=64)
+def _loaded(name: str, changed_at: int) -> Matrix:
+    return matrices.load(name)
+
+
+def _described(session: Session, tracked: Tracked, told: PullRequest) -> Pull | None:
+    """The pull request's row, locked, as GitHub describes it; None where later news is known.
+
+    GitHub does not promise to deliver in order, so what was so earlier changes nothing. That goes
+    by GitHub's own time alone, which a poll does not know and leaves as it is.
+    """
+    values = pulls.unknown_pull(
+        subject=tracked.name,
+        number=told.number,
+        title=told.title,
+        author=told.user.login if told.user else "",
+        head_sha=told.head.sha,
+        head_repository=told.head.repository,
+        base_ref=told.base.ref,
+        base_repository=told.base.repository,
+        fork=told.fork,
+        draft=told.draft,
+        open=told.state == "open",
+        updated_at=told.updated_at,
+    )
+    made = insert(Pull).values(**values)
+    changed = {name: made.excluded[name] for name in values.keys() - {"subject", "number"}}
+    same_head = col(Pull.head_sha) == made.excluded.head_sha
+    statement = made.on_conflict_do_update(
+        index_elements=["subject", "number"],
+        set_={**changed, "merge_base": case((same_head, col(Pull.merge_base)), else_="")},
+        where=or_(
+            col(Pull.base_repository) == "", col(Pull.updated_at) <= made.excluded.updated_at
+        ),
+    ).returning(Pull)
+    return session.scalars(statement, execution_options={"populate_existing": True}).one_or_none()
+
+
+def _told(commit: result.Commit, matrix: Matrix, ordered: int, awaiting: bool) -> str:
+    what = f"{commit.ref} at {commit.sha[:12]}, {matrix.name}"
+    if not ordered:
+        waits = "awaits approval" if awaiting else "is run"
+        return f"nothing new: {what} {waits} already"
+    return f"{what}: {runs(ordered)} {'await approval' if awaiting else 'ordered'}"
+
+
+def runs(count: int) -> str:
+    """So many runs, in words."""
+    return f"{count} run{'s' * (count != 1)}"
