@@ -170,7 +170,7 @@ def from_data(data: Any, line: str = "") -> Event:
         raise ResultError(f"an event of schema {schema}, newer than {SCHEMA}: update Racewatch")
     try:
         return _LOADERS[name](rest)
-    except (KeyError, TypeError, ValueError, MatrixError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, MatrixError) as error:
         raise ResultError(f"not an event of a run ({error!r}): {line[:80]!r}") from error
 
 

@@ -165,6 +165,13 @@ def test_an_event_survives_its_line_of_json(event: result.Event) -> None:
     assert result.load(line) == event
 
 
+def test_a_device_without_its_numbers_is_no_event() -> None:
+    data = json.loads(result.dump(STARTED))
+    data["device"]["compute_capability"] = None
+    with pytest.raises(result.ResultError, match="not an event of a run"):
+        result.load(json.dumps(data))
+
+
 def test_a_newer_schema_is_refused_by_number() -> None:
     line = json.dumps({**json.loads(result.dump(ENDED)), "schema": result.SCHEMA + 1})
     with pytest.raises(result.ResultError, match=f"schema {result.SCHEMA + 1}"):
