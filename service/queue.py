@@ -15,6 +15,8 @@ from sqlmodel import Session
 
 app = procrastinate.App(connector=procrastinate.PsycopgConnector())
 """Tasks are declared on it by `service.tasks`; a worker replaces its connector."""
+_deferring = procrastinate.App(connector=procrastinate.SyncPsycopgConnector())
+"""Of its own, since the connector of a worker's app takes asynchronous connections only."""
 CONTROL = "control"
 
 
@@ -44,7 +46,7 @@ def wake(
     connection's: the session's own is only made once something is asked through the session.
     """
     connection = session.connection()
-    deferrer = app.configure_task(
+    deferrer = _deferring.configure_task(
         name=task,
         queue=queue,
         queueing_lock=lock,
