@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from fastapi import APIRouter, Depends, FastAPI, Request
 from pydantic import BaseModel, Field
 from starlette.middleware import Middleware
@@ -9,7 +11,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import Response
 
 from runner.errors import InfrastructureError, InputError
-from service import api, schema
+from service import api, pages, schema
 from service.api.access import reader
 from service.api.documentation import API, describe, errors
 from service.api.errors import install, unavailable
@@ -19,6 +21,7 @@ from service.github import webhook
 from service.metrics import CONTENT_TYPE, Metrics, RequestTimes
 from service.settings import ServiceSettings
 
+log = logging.getLogger(__name__)
 MAX_BODY = 1024 * 1024
 """Bytes of a body, where an endpoint does not say otherwise itself."""
 UNLIMITED = ("/webhooks/", f"{API}/imports")
@@ -55,7 +58,11 @@ def readyz(request: Request) -> Alive | Response:
     try:
         schema.require(request.app.state.database.url)
     except (InputError, InfrastructureError) as error:
-        return unavailable(str(error))
+        # Which host, user and database is for the log: whoever asks here needs no token.
+        log.warning("not ready: %s", error)
+        if isinstance(error, InfrastructureError):
+            return unavailable("the database does not answer")
+        return unavailable("the database has another schema: run `racewatch db upgrade`")
     return Alive(status="ok")
 
 
@@ -86,14 +93,10 @@ def create_app(settings: ServiceSettings, database: Database) -> FastAPI:
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
         openapi_url=f"{API}/openapi.json",
+        redirect_slashes=False,
         middleware=[
-            Middleware(RequestTimes, metrics=measured),
-            Middleware(SafeHeaders),
             Middleware(Guard),
             Middleware(BodyLimit, most=MAX_BODY, but=UNLIMITED),
-            Middleware(
-                GZipMiddleware, minimum_size=_COMPRESSED_FROM, compresslevel=_COMPRESS_LEVEL
-            ),
         ],
     )
     app.state.settings = settings
@@ -102,5 +105,9 @@ def create_app(settings: ServiceSettings, database: Database) -> FastAPI:
     install(app)
     for router in (*api.ROUTERS, webhook.router, health):
         app.include_router(router)
+    pages.install(app)  # whose errors are pages: around the guard, and before any compression
+    app.add_middleware(GZipMiddleware, minimum_size=_COMPRESSED_FROM, compresslevel=_COMPRESS_LEVEL)
+    app.add_middleware(SafeHeaders)
+    app.add_middleware(RequestTimes, metrics=measured)
     app.openapi = describe(app, settings.private)  # type: ignore[method-assign]
     return app

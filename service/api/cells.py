@@ -30,8 +30,8 @@ from service.api.export import FormatParameter, csv_response, wants_csv
 from service.api.measured import Measured
 from service.api.parameters import Device, Filters, Limit, Ref, RowId, ShaPrefix, Subject
 from service.database import Database
-from service.statistics.comparison import compare
 from service.statistics.counts import Counts
+from service.statistics.verdict import judge_cell
 from service.tables import BranchCommit, Commit, Measurement, Run, RunState
 
 router = APIRouter(prefix=API, tags=["commits"], dependencies=[Depends(reader)])
@@ -288,9 +288,8 @@ def _both(a: Measured | None, b: Measured | None, clean_below: float) -> Compare
     assert either is not None, "a key comes from one of the two"
     comparison = None
     if a and b and a.measurement and b.measurement:
-        comparison = ComparisonOut.of(
-            compare(_counts(b.measurement), _counts(a.measurement), clean_below)
-        )
+        head, base = _counts(b.measurement), _counts(a.measurement)
+        comparison = ComparisonOut.of(judge_cell(head, base, clean_below), head, base)
     return ComparedCell(
         **cell_fields(either.cell),
         queue=either.queue,

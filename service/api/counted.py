@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from runner.outcome import Outcome
-from runner.rates import percent
-from service.statistics.comparison import Comparison, clean_after, interval
+from service.statistics.comparison import difference
 from service.statistics.counts import Counts
 from service.statistics.kinds import Kind
+from service.statistics.verdict import CellVerdict, judge_cell
 from service.tables import Cell, Environment, Measurement
 
 NO_COUNTS: dict[str, int] = {str(outcome): 0 for outcome in Outcome}
@@ -78,15 +78,15 @@ class ComparisonOut(BaseModel):
     base_trials_needed: int = Field(ge=0)
 
     @classmethod
-    def of(cls, comparison: Comparison) -> ComparisonOut:
-        """As the API writes a comparison."""
+    def of(cls, verdict: CellVerdict, head: Counts, base: Counts) -> ComparisonOut:
+        """As the API writes a verdict on two counts."""
         return cls(
-            verdict=comparison.verdict,
-            text=comparison.text,
-            p=comparison.p,
-            difference=comparison.difference,
-            trials_needed=comparison.trials_needed,
-            base_trials_needed=comparison.base_trials_needed,
+            verdict=verdict.kind,
+            text=verdict.text,
+            p=1.0 if verdict.p is None else verdict.p,
+            difference=difference(head, base),
+            trials_needed=verdict.trials_needed,
+            base_trials_needed=verdict.base_trials_needed,
         )
 
 
@@ -119,34 +119,21 @@ def counted_fields(
     measurement: Measurement | None, clean_below: float, nothing: str = ""
 ) -> dict[str, Any]:
     """The fields of CountedOut. nothing: why there is no trial, where there is none."""
-    counts = measurement.counts if measurement else NO_COUNTS
-    adaptive = bool(measurement and measurement.adaptive)
     plain = Counts(measurement.k, measurement.n) if measurement else Counts()
-    verdict, text, needed, (low, high) = _judged(plain, clean_below, adaptive)
+    verdict = _judged(plain, clean_below, bool(measurement and measurement.adaptive))
     return {
-        "counts": counts,
+        "counts": measurement.counts if measurement else NO_COUNTS,
         "k": plain.k,
         "n": plain.n,
         "rate": plain.rate,
-        "interval": (low, high),
-        "verdict": verdict,
-        "verdict_text": text if plain.n or not nothing else f"not measured: {nothing}",
-        "trials_needed": needed,
+        "interval": verdict.interval,
+        "verdict": verdict.kind,
+        "verdict_text": verdict.text if plain.n or not nothing else f"not measured: {nothing}",
+        "trials_needed": verdict.trials_needed,
     }
 
 
 @lru_cache(maxsize=65_536)
-def _judged(
-    counts: Counts, clean_below: float, adaptive: bool
-) -> tuple[Kind, str, int, tuple[float, float]]:
-    """Verdict, sentence, trials needed and interval. Few counts come again and again."""
-    low, high = interval(counts, adaptive)
-    if not counts.n:
-        return Kind.NOT_MEASURED, str(Kind.NOT_MEASURED), 0, (low, high)
-    if counts.k:
-        return Kind.RACES, str(Kind.RACES), 0, (low, high)
-    bound = f"clean below {percent(clean_below)}"
-    if high < clean_below:
-        return Kind.CLEAN, bound, 0, (low, high)
-    needed = max(1, clean_after(clean_below, adaptive) - counts.n)
-    return Kind.UNDERSAMPLED, f"undersampled: {needed} more for {bound}", needed, (low, high)
+def _judged(counts: Counts, clean_below: float, adaptive: bool) -> CellVerdict:
+    """The verdict of a cell on its own. Few counts come again and again."""
+    return judge_cell(counts, None, clean_below, adaptive=adaptive)

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from runner.errors import InfrastructureError, InputError
+from service.api.parameters import FORMS
 from service.problems import problem
 
 log = logging.getLogger(__name__)
@@ -136,7 +137,6 @@ _SAID = {
     "missing": "is required",
     "extra_forbidden": "is not known",
     "string_unicode": "must be text in UTF-8",
-    "string_pattern_mismatch": "has characters or a form that it may not have",
 }
 
 
@@ -158,7 +158,8 @@ def _sentence(error: Mapping[str, Any]) -> str:
         message = message.replace("should ", "must ").removeprefix("String ")
         message = message[:1].lower() + message[1:]
     if kind == "string_pattern_mismatch":
-        message += f" ({error['ctx']['pattern']})"
+        pattern = error["ctx"]["pattern"]
+        message = f"must be {FORMS[pattern]}" if pattern in FORMS else f"must match {pattern}"
     return f"{where}: {message}, got {_shown(error.get('input'))}"
 
 

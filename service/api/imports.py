@@ -15,18 +15,25 @@ from service.api.documentation import API, errors
 from service.api.errors import refused
 
 router = APIRouter(prefix=API, tags=["runs"])
-MAX_BYTES = 64 * 1024 * 1024
-"""Of a result or a stream of events; one of 1,000 trials has about 2 MB."""
+MAX_BYTES = 16 * 1024 * 1024
+"""Of a result or a stream of events; one of 10,000 trials has about that many."""
 MEDIA_TYPES = ("application/json", "application/x-ndjson")
+
+
+class ImportedRun(BaseModel):
+    """One run of what was sent."""
+
+    run: UUID
+    created: bool = Field(description="False where the service had the run before.")
+    new_trials: int = Field(ge=0, description="Trials that it had not.")
+    known_trials: int = Field(ge=0, description="Trials that it had.")
+    url: str = Field(examples=["/api/v1/runs/6d3f6f0a-6a0e-4f57-9d0b-2f8d1a7a3c11"])
 
 
 class ImportOut(BaseModel):
     """What was taken in."""
 
-    run: UUID
-    new: bool = Field(description="False where the service had the run before.")
-    new_trials: int = Field(ge=0, description="Trials that it had not.")
-    url: str = Field(examples=["/api/v1/runs/6d3f6f0a-6a0e-4f57-9d0b-2f8d1a7a3c11"])
+    items: list[ImportedRun]
 
 
 async def _body(request: Request, _: MayRun) -> str:
@@ -43,7 +50,9 @@ async def _body(request: Request, _: MayRun) -> str:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BYTES:
-            raise refused(413, f"the body is larger than {MAX_BYTES >> 20} MiB: split the result")
+            raise refused(
+                413, f"the body is larger than {MAX_BYTES >> 20} MiB: give it to `racewatch import`"
+            )
     try:
         return body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -58,7 +67,9 @@ async def _body(request: Request, _: MayRun) -> str:
     responses={
         **errors(400, 403, 413, 415),
         200: {"model": ImportOut, "description": "The run was there; what is new was added."},
-        201: {"headers": {"Location": {"description": "The run.", "schema": {"type": "string"}}}},
+        201: {
+            "headers": {"Location": {"description": "The first run.", "schema": {"type": "string"}}}
+        },
     },
     openapi_extra={
         "requestBody": {
@@ -81,16 +92,27 @@ async def _body(request: Request, _: MayRun) -> str:
     },
 )
 def import_result(
-    request: Request, response: Response, _: MayRun, text: Annotated[str, Depends(_body)]
+    request: Request, response: Response, caller: MayRun, text: Annotated[str, Depends(_body)]
 ) -> ImportOut:
-    """The same result again changes nothing; one that has gone on adds its new trials."""
+    """The same result again changes nothing; one that has gone on adds its new trials.
+
+    All runs of it are taken in, or none.
+    """
     with request.app.state.database.session() as session:
-        taken = imports.import_text(session, text)
-    url = f"{API}/runs/{taken.run}"
-    response.headers["Location"] = url
-    if not taken.new_run:
+        taken = imports.import_all(session, text, requested_by=caller.name)
+    items = [
+        ImportedRun(
+            run=one.run,
+            created=one.created,
+            new_trials=one.new_trials,
+            known_trials=one.known_trials,
+            url=f"{API}/runs/{one.run}",
+        )
+        for one in taken
+    ]
+    if not items:
+        raise InputError("the body holds no run")
+    response.headers["Location"] = items[0].url
+    if not any(item.created for item in items):
         response.status_code = 200
-    return ImportOut(run=taken.run, new=taken.new_run, new_trials=taken.new_trials, url=url)
-
-
-__all__ = ["ImportOut", "InputError", "router"]
+    return ImportOut(items=items)

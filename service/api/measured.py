@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sqlmodel import Session, col, select
 
 from service.reading.cells import cell_name
+from service.reading.environments import queue_of
 from service.tables import (
     Build,
     Cell,
@@ -91,8 +92,13 @@ def _measurements(
     if environment is not None:
         query = query.where(Measurement.environment_id == environment)
     for build, measurement, cell, where in session.exec(query):
-        # A bound measurement whose first trial is still to come says nothing yet.
-        if build.name == cell_name(cell).build and any(measurement.counts.values()):
+        # A bound measurement whose first trial is still to come says nothing yet. And where builds
+        # for two kinds of device are the same, each has its own trials.
+        if (
+            build.name == cell_name(cell).build
+            and queue_of(where) in ("", build.architecture)
+            and any(measurement.counts.values())
+        ):
             yield Measured(build.commit_id, cell, build.architecture, measurement, where)
 
 

@@ -92,6 +92,16 @@ Ref = Annotated[
 ]
 """A branch, a tag, a commit or `pull/N`."""
 
+FORMS = {
+    PRINTABLE: "text without control characters",
+    r"^[0-9A-Za-z][0-9A-Za-z._+-]*$": "a commit's hash, its beginning, or a version",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "a name of letters, digits, dots and dashes",
+    r"^[a-z][a-z0-9]{0,31}$": "a kind of device, such as sm90",
+    r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$": "a branch, a tag, a commit or pull/N",
+    r"^[A-Za-z0-9_-]+$": "taken from a page's `next`",
+}
+"""What a pattern asks for, in words."""
+
 
 class Filters(BaseModel):
     """Query parameters; one that is not known is refused, since a typing error filters nothing."""

@@ -41,8 +41,7 @@ from service.api.parameters import (
     Time,
 )
 from service.database import Database
-from service.statistics.comparison import compare
-from service.statistics.counts import Counts
+from service.judged import JudgedCell, cells_of
 from service.tables import (
     Build,
     BuildState,
@@ -114,7 +113,7 @@ class RunCellOut(CellOut, CountedOut):
     )
     signature: str
     against_base: ComparisonOut | None = Field(
-        description="Against the run of the merge base, where there is one."
+        description="Against the merge base, as far as that was measured."
     )
 
 
@@ -339,7 +338,7 @@ def _progress(session: Session, runs: Sequence[UUID]) -> dict[UUID, Progress]:
 
 
 def _cells(session: Session, run: Run) -> list[RunCellOut]:
-    base = _measurements(session, run.base_run_id) if run.base_run_id else {}
+    judged = {one.name: one for one in cells_of(session, run)} if run.base_commit_id else {}
     return [
         RunCellOut(
             **row.model_dump(
@@ -350,7 +349,7 @@ def _cells(session: Session, run: Run) -> list[RunCellOut]:
             ),
             **cell_fields(cell),
             **counted_fields(measurement, run.clean_below, _why_not(row)),
-            against_base=_against(measurement, base.get(row.cell_id), run),
+            against_base=_against(judged.get(row.name)),
         )
         for row, cell, measurement in _ordered(session, run.id)
     ]  # fmt: skip
@@ -373,20 +372,11 @@ def _ordered(session: Session, run_id: UUID) -> Iterator[tuple[RunCell, Cell, Me
     yield from session.execute(query).tuples()
 
 
-def _measurements(session: Session, run_id: UUID) -> dict[int, Measurement]:
-    return {
-        row.cell_id: measurement for row, _, measurement in _ordered(session, run_id) if measurement
-    }
-
-
-def _against(head: Measurement | None, base: Measurement | None, run: Run) -> ComparisonOut | None:
-    """Rates of two environments are not compared: the worker's may have changed in between."""
-    if head is None or base is None or head.environment_id != base.environment_id:
+def _against(judged: JudgedCell | None) -> ComparisonOut | None:
+    """As statuses on GitHub have it."""
+    if judged is None or judged.base is None:
         return None
-    adaptive = head.adaptive or base.adaptive
-    return ComparisonOut.of(
-        compare(Counts(head.k, head.n), Counts(base.k, base.n), run.clean_below, adaptive)
-    )
+    return ComparisonOut.of(judged.verdict, judged.head, judged.base)
 
 
 def _builds(session: Session, run: Run, names: set[str]) -> list[BuildOut]:
