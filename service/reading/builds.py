@@ -134,8 +134,3 @@ def read(session: Session, build_id: int) -> BuildPage | None:
         commits=tuple(BuildCommit(*row) for row in commits[:COMMITS]),
         more=len(commits) > COMMITS,
     )
-
-
-def raw_log(session: Session, build_id: int) -> str | None:
-    """A build's log as it was stored; None where there is no such build."""
-    return session.exec(select(Build.log).where(Build.id == build_id)).one_or_none()

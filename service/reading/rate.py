@@ -40,7 +40,8 @@ class Mark(StrEnum):
     @property
     def words(self) -> str:
         """As people read it."""
-        return self.value.replace("-", " ")
+        words = self.value.replace("-", " ")
+        return "awaiting approval" if self is Mark.AWAITING else words
 
 
 _OF_KIND = {
@@ -125,13 +126,13 @@ def rate_of(
 
 
 def rate_of_measurement(
-    measurement: Measurement | None, clean_below: float, base: Measurement | None = None
+    measurement: Measurement | None, clean_below: float, base: Counts | None = None
 ) -> Rate:
     """The rate that a measurement counts; without one, of nothing. base: to compare it with."""
-    compared = None if base is None else Counts(base.k, base.n)
     if measurement is None:
-        return rate_of(NO_COUNTS, clean_below, compared)
-    return rate_of(tuple(measurement.counts.values()), clean_below, compared, measurement.adaptive)
+        return rate_of(NO_COUNTS, clean_below, base)
+    counts = tuple(measurement.counts.values())
+    return rate_of(counts, clean_below, base, measurement.adaptive)
 
 
 def mark_of_outcome(outcome: str) -> Mark:

@@ -13,10 +13,12 @@ from sqlalchemy import select as columns
 from sqlmodel import Session, col, select
 
 from runner.outcome import Outcome
+from service.judged import cells_of
 from service.reading.builds import BuildLine, build_lines
 from service.reading.cells import CellName, cell_name
 from service.reading.environments import EMULATED, EnvironmentName, environment_name
 from service.reading.rate import Mark, Rate, mark_of_outcome, rate_of_measurement
+from service.statistics.counts import Counts
 from service.tables import (
     OPEN_STATES,
     Cell,
@@ -95,7 +97,7 @@ class RunRow:
 
     mark, label: verdict, or why there is none. detail: what its verdict or its lack rests on.
     done: trials that settled something, of `wanted`. recorded: those that this run itself ran.
-    held: trials that workers hold now. base: the rate that it is compared with.
+    held: trials that workers hold now. base: what the commit that it is compared with counted.
     """
 
     position: int
@@ -105,7 +107,7 @@ class RunRow:
     label: str
     detail: str
     rate: Rate
-    base: Rate | None
+    base: str
     wanted: int
     done: int
     recorded: int
@@ -257,8 +259,9 @@ def _line(
         rate = rate_of_measurement(measurement, run.clean_below)
         mark = mark_of_outcome(cell.outcome) if cell.outcome else rate.mark
         marks[mark] = marks.get(mark, 0) + 1
-        done += _done(cell, measurement)
-        wanted += cell.wanted
+        settled, ordered = _progress(cell, measurement)
+        done += settled
+        wanted += ordered
     return RunLine(
         id=run.id,
         subject=run.subject,
@@ -279,12 +282,13 @@ def _line(
     )
 
 
-def _done(cell: RunCell, measurement: Measurement | None) -> int:
-    """Trials that are settled: run, or known not to be needed."""
-    if cell.outcome is not None or cell.decided:
-        return cell.wanted
+def _progress(cell: RunCell, measurement: Measurement | None) -> tuple[int, int]:
+    """Trials that are settled, and that there are to be: no more where a cell cannot or need not
+    go on."""
     settled = measurement.n + measurement.unsupported if measurement else 0
-    return min(settled, cell.wanted)
+    if cell.outcome is not None or cell.decided:
+        return min(settled, cell.wanted), min(settled, cell.wanted)
+    return min(settled, cell.wanted), cell.wanted
 
 
 def read(session: Session, run_id: UUID) -> RunPage | None:
@@ -338,14 +342,7 @@ def read(session: Session, run_id: UUID) -> RunPage | None:
 
 
 def _rows(session: Session, run: Run, held: Mapping[int, int]) -> tuple[RunRow, ...]:
-    bases: dict[int, Measurement] = {}
-    if run.base_run_id is not None:
-        of_base = session.exec(
-            select(RunCell.cell_id, Measurement)
-            .join(Measurement, col(Measurement.id) == col(RunCell.measurement_id))
-            .where(RunCell.run_id == run.base_run_id)
-        )
-        bases = dict(of_base.all())
+    bases = {cell.cell_id: cell.base for cell in cells_of(session, run)}
     found = session.exec(
         select(RunCell, Cell, Measurement)
         .join(Cell, col(Cell.id) == col(RunCell.cell_id))
@@ -354,7 +351,7 @@ def _rows(session: Session, run: Run, held: Mapping[int, int]) -> tuple[RunRow, 
         .order_by(col(RunCell.position))
     )
     return tuple(
-        _row(run, ordered, cell, measurement, bases.get(cell.id or 0), held)
+        _row(run, ordered, cell, measurement, bases.get(ordered.cell_id), held)
         for ordered, cell, measurement in found
     )
 
@@ -364,10 +361,11 @@ def _row(
     ordered: RunCell,
     cell: Cell,
     measurement: Measurement | None,
-    base: Measurement | None,
+    base: Counts | None,
     held: Mapping[int, int],
 ) -> RunRow:
     rate = rate_of_measurement(measurement, run.clean_below, base)
+    done, wanted = _progress(ordered, measurement)
     mark, label, detail = rate.mark, rate.label, rate.text
     if ordered.outcome:
         mark = mark_of_outcome(ordered.outcome)
@@ -385,9 +383,9 @@ def _row(
         label=label,
         detail=detail,
         rate=rate,
-        base=None if base is None else rate_of_measurement(base, run.clean_below),
-        wanted=ordered.wanted,
-        done=_done(ordered, measurement),
+        base=base.text if base is not None else "",
+        wanted=wanted,
+        done=done,
         recorded=ordered.recorded,
         held=held.get(ordered.id or 0, 0),
         measurement=measurement.id if measurement else None,

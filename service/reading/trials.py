@@ -236,12 +236,6 @@ def _next_failure(session: Session, trial: Trial) -> int | None:
     ).first()
 
 
-def raw_log(session: Session, trial_id: int) -> str | None:
-    """A trial's log as it was stored; None where there is no trial, or its log was pruned."""
-    kept = session.get(TrialEvidence, trial_id)
-    return None if kept is None else kept.log or str(kept.evidence.get("output") or "")
-
-
 def read_measurement(
     session: Session, measurement_id: int, asked: TrialFilter, clean_below: float
 ) -> MeasurementPage | None:

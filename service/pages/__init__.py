@@ -1,0 +1,28 @@
+"""The pages, a module per noun: each reads, then hands what it read to a template."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends, FastAPI
+
+from service import live
+from service.api.access import reader
+from service.pages import builds, commits, grid, pulls, runs, static, theme, trials, workers
+from service.pages.errors import ErrorPages
+from service.pages.view import opening
+
+router = APIRouter(include_in_schema=False, dependencies=[Depends(reader), Depends(opening)])
+for _part in (grid, runs, trials, commits, builds, workers, pulls):
+    router.include_router(_part.router)
+
+
+def install(app: FastAPI) -> None:
+    """Add the pages, what they load, and live updates; `app.state.database` is there already.
+
+    Errors of an address that a browser opens become pages, so this comes after every other
+    middleware.
+    """
+    live.install(app, app.state.database.url)
+    app.include_router(router)
+    app.include_router(static.router)
+    app.include_router(theme.router)
+    app.add_middleware(ErrorPages)
