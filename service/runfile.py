@@ -215,12 +215,11 @@ def _started(where: str, event: RunStarted) -> WrittenRun:
         raise ResultError(f"{where}: unknown subject {started.subject!r}; known: {known}")
     _check_device(where, started.device)
     commits = [started.commit, *([started.base] if started.base else [])]
-    for what, value in [
-        *(("commit", commit.sha) for commit in commits),
-        ("toolchain", started.toolchain),
-        ("harness", started.harness),
-    ]:
-        _check_key(where, what, value)
+    for commit in commits:
+        _check_key(where, "commit", commit.sha)
+    for what, value in (("toolchain", started.toolchain), ("harness", started.harness)):
+        if not 1 <= len(value) <= 200 or not value.isprintable():
+            raise ResultError(f"{where}: {what} must be 1 to 200 characters, got {value[:80]!r}")
     builds = {name: _build(where, name, facts) for name, facts in started.builds.items()}
     return WrittenRun(_uuid(where, started.run), started, builds)
 

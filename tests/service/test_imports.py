@@ -330,7 +330,9 @@ def test_emulated_results_stay_emulated(db: Database) -> None:
         import_text(session, stream(*WHOLE))
         other = str(uuid4())
         events = [replace(e, run=other) for e in (STARTED, *TRIALS, ENDED)]
-        events[0] = replace(events[0], device=seeds.EMULATED, subject="demo")  # type: ignore[call-arg]
+        events[0] = replace(
+            events[0], device=seeds.EMULATED, subject="demo", toolchain="host compiler"
+        )  # type: ignore[call-arg]
         import_text(session, stream(*events))
     with db.session() as session:
         run = session.get_one(Run, UUID(other))
@@ -463,7 +465,7 @@ BAD = {
     "newer result": (json.dumps({"schema": 2}), "a result of schema 2, newer than 1"),
     "subject": (line(STARTED, subject="llvm"), "unknown subject 'llvm'; known: demo, te"),
     "number for text": (line(STARTED, toolchain=5), "line 1: toolchain: .* got 5"),
-    "no toolchain": (line(STARTED, toolchain=""), "toolchain must be 1 to 200 letters"),
+    "no toolchain": (line(STARTED, toolchain=""), "toolchain must be 1 to 200 characters, got ''"),
     "device": (line(STARTED, device=7), "line 1: not an event"),
     "device kind": (
         line(STARTED, device={**asdict(seeds.H200), "kind": "tpu", "compute_capability": "9.0"}),
