@@ -129,7 +129,7 @@ def test_procrastinate_is_at_the_version_that_the_migrations_know() -> None:
     assert newest == "03.04.00_50_post_add_retry_failed_job_procedure.sql"
 
 
-def test_several_processes_may_upgrade_at_once(database: str) -> None:
+def test_upgrades_at_once_wait_for_each_other(database: str) -> None:
     begin = threading.Barrier(4)
     errors: list[BaseException] = []
 
