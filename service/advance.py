@@ -82,7 +82,7 @@ def prepared(
     if run.origin == Origin.PULL_REQUEST and answer["base"]:
         _order_base(session, run, result.Commit(**answer["base"]))
     publish(session, "run", run=run.id, state=run.state)
-    on_run_changed(session, settings, run)
+    on_run_changed(session, run)
     advance(session, settings, run.id)
 
 
@@ -151,7 +151,7 @@ def _advance_builds(session: Session, settings: ServiceSettings, run: Run) -> No
     session.add(run)
     session.flush()
     publish(session, "run", run=run.id, state=run.state)
-    on_run_changed(session, settings, run)
+    on_run_changed(session, run)
 
 
 def _needs_base(made: Mapping[str, Build]) -> bool:
@@ -236,7 +236,7 @@ def _end(
     session.add(run)
     session.flush()
     publish(session, "run", run=run.id, state=run.state)
-    on_run_changed(session, settings, run)
+    on_run_changed(session, run)
 
 
 def parity(session: Session, run: Run) -> result.Parity:

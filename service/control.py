@@ -11,6 +11,7 @@ from contextlib import suppress
 from procrastinate import JobContext
 
 from runner.errors import RacewatchError
+from service import finished
 from service.consume import consume
 from service.database import Database
 from service.github import approval, outbox, poll
@@ -32,7 +33,8 @@ class Control:
         self._polled: dict[str, float] = {}
 
     def deliver(self) -> None:
-        """Send what waits in the outbox and is due."""
+        """Send what waits in the outbox and is due, with what runs that changed add to it."""
+        finished.tell_changes(self.database, self.settings)
         outbox.deliver(self.database, outbox.senders(self.settings))
 
     def command(self, delivery: str) -> None:
@@ -67,6 +69,8 @@ class Control:
 
     def _sweep(self) -> None:
         sweep(self.database, self.settings)
+        with self.database.session() as session:
+            approval.wake_undecided(session)
         self.deliver()
 
     async def _regularly(

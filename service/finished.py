@@ -1,22 +1,83 @@
-"""What is told to the outside when a run changed or a worker was lost, in that same transaction.
+"""What is told to the outside once a run changed or a worker was lost.
 
-Everything here may be called again: what was told already, or waits to be, is not told twice.
+A run's row says in which state it is and of which state the outside was told, so nothing that
+changes one has to tell of it, nor to know how: a worker has no token and no addresses. The service
+itself finds runs whose two states differ, and puts into the outbox what follows.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Collection
+from datetime import timedelta
+from uuid import UUID
+
 from sqlmodel import Session, col, select
 
 from service import notify
+from service.database import Database
 from service.github import comment, outbox, status
+from service.queue import CONTROL, wake
 from service.settings import ServiceSettings
 from service.tables import ENDED_STATES, Message, Run, RunState, Worker
+from service.tables.columns import now
+
+_LOG = logging.getLogger("racewatch.finished")
+LOOKED_BACK = timedelta(days=2)
+"""How old a change may be that is still told of: one that comes later misleads."""
 
 
-def on_run_changed(session: Session, settings: ServiceSettings, run: Run) -> None:
-    """Call it where a run is submitted, approved, begins, goes on or ends: wherever its state is
-    set. What is due goes into the outbox."""
-    session.flush()
+def on_run_changed(session: Session, run: Run) -> None:
+    """Wake who tells of a run's change, in the transaction that makes it.
+
+    Without this it is told of at the next sweep.
+    """
+    wake(session, "deliver", CONTROL, lock=f"deliver:{run.id}:{run.state}")
+
+
+def tell_changes(database: Database, settings: ServiceSettings) -> int:
+    """Put into the outbox what follows from runs that changed, each run in a transaction of its
+    own and once, whoever else does the same; how many runs there were."""
+    count = 0
+    failed: list[UUID] = []
+    while True:
+        with database.session() as session:
+            run = _next(session, failed)
+            if run is None:
+                return count
+            try:
+                with session.begin_nested():
+                    _tell(session, settings, run)
+            except Exception:
+                # A bug with one run keeps back no other. The next sweep tries it again.
+                _LOG.exception("run %s could not be told of", run.id)
+                failed.append(run.id)
+                continue
+            run.told = run.state
+            session.add(run)
+            count += 1
+
+
+def on_worker_lost(session: Session, settings: ServiceSettings, worker: Worker) -> None:
+    """Call it where a worker is found to be lost; again, and nothing more follows."""
+    _notify(session, settings, notify.worker_lost(settings, worker))
+
+
+def _next(session: Session, failed: Collection[UUID]) -> Run | None:
+    """A run of whose state nobody told, locked; not against trials that are stored meanwhile."""
+    return session.exec(
+        select(Run)
+        .where(col(Run.told) != col(Run.state), col(Run.id).not_in(failed))
+        .order_by(col(Run.created_at))
+        .limit(1)
+        .with_for_update(skip_locked=True, key_share=True)
+    ).first()
+
+
+def _tell(session: Session, settings: ServiceSettings, run: Run) -> None:
+    changed_at = run.finished_at or run.started_at or run.created_at
+    if changed_at < now() - LOOKED_BACK:
+        return
     cause = f"{run.id}:{run.state}"
     _tell_github(session, settings, run, cause)
     if run.state in ENDED_STATES:
@@ -24,11 +85,6 @@ def on_run_changed(session: Session, settings: ServiceSettings, run: Run) -> Non
             _tell_github(session, settings, compared, cause)
     for event in notify.branch_events(session, settings, run):
         _notify(session, settings, event)
-
-
-def on_worker_lost(session: Session, settings: ServiceSettings, worker: Worker) -> None:
-    """Call it where a worker is found to be lost."""
-    _notify(session, settings, notify.worker_lost(settings, worker))
 
 
 def _compared_with(session: Session, base: Run) -> list[Run]:
@@ -51,7 +107,6 @@ def _compared_with(session: Session, base: Run) -> list[Run]:
 
 
 def _tell_github(session: Session, settings: ServiceSettings, run: Run, cause: str) -> None:
-    """cause: the change that this is about, so that telling it again is known."""
     if not status.is_due(settings, run):
         return
     outbox.enqueue(

@@ -276,17 +276,18 @@ def _run_lines(run: RunReport, rows: int) -> list[str]:
     lines = [f"#### {heading}{state}", ""]
     if run.emulated:
         lines += [f"> **{EMULATED}.**", ""]
-    where = f"; {code(run.device)}" if run.device else ""
-    base = f" Compared with its base {_sha(run.base_sha)}{where}." if run.base_sha else ""
-    lines += [f"{code(run.decision.text)} ([run]({run.link})).{base}", ""]
+    lines += [f"{code(run.decision.text)} ([run]({run.link}))", ""]
+    where = [f"on {code(run.device)}"] if run.device else []
+    where += [f"compared with the merge base {_sha(run.base_sha)}"] if run.base_sha else []
+    lines += [", ".join(where), ""] if where else []
     lines += _table(run, rows)
     lines += [f"- {line}" for line in _remarks(run)]
     return [*lines, ""]
 
 
 def _table(run: RunReport, rows: int) -> list[str]:
-    measured = any(cell.counts or cell.outcome for cell in run.cells)
-    if not measured:
+    measured = any(any(cell.counts.values()) or cell.outcome for cell in run.cells)
+    if run.state not in ENDED_STATES or not measured:
         return []
     shown = run.cells[:rows]
     left_out = len(run.cells) - len(shown)
@@ -335,8 +336,10 @@ def _verdict(cell: JudgedCell) -> str:
 
 def _remarks(run: RunReport) -> list[str]:
     """What the table does not say, a line each."""
+    if run.state not in ENDED_STATES:
+        return []
     lines = []
-    if run.state in ENDED_STATES and run.state != RunState.COMPLETE:
+    if run.state != RunState.COMPLETE:
         lines.append(f"{run.state}: {code(run.reason)}")
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for cell in run.cells:

@@ -21,10 +21,11 @@ def plain(text: str, characters: int = 200) -> str:
 
 
 def code(text: str, characters: int = 200) -> str:
-    """Text as a code span, also within a table; a dash where there is none."""
-    line = plain(text, characters)
-    if not line:
-        return "-"
+    """Text as a code span, also within a table; where there is none, of a dash.
+
+    A bare dash would make a list, or a heading of the line before.
+    """
+    line = plain(text, characters) or "-"
     # Within a table a | ends the cell also in a code span, and \\| is taken apart differently by
     # different parsers; the broken bar reads alike.
     line = line.replace("|", "¦")

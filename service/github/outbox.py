@@ -149,15 +149,18 @@ def enqueue(
     """Keep a message in this session's transaction, and wake who sends it.
 
     It replaces messages of its topic that still wait. payload: plain JSON, which names what
-    changed. None where there is nothing to do: this installation does not send that kind, or the
-    topic's newest message says the same and has not failed.
+    changed; the same change again is the same payload. None where there is nothing to do: this
+    installation does not send that kind, or a message of the topic told of the same change and
+    has not failed.
     """
     if not _is_sent(kind, settings):
         return None
-    newest = session.exec(
-        select(Message).where(Message.topic == topic).order_by(col(Message.id).desc()).limit(1)
-    ).first()
-    if newest is not None and newest.state != MessageState.FAILED and _asked(newest) == payload:
+    known = select(Message.id).where(
+        Message.topic == topic,
+        Message.state != MessageState.FAILED,
+        col(Message.payload).contains(dict(payload)),
+    )
+    if session.exec(known.limit(1)).first() is not None:
         return None
     message = Message(kind=kind, topic=topic, payload=dict(payload))
     session.add(message)

@@ -61,7 +61,8 @@ class Run(SQLModel, table=True):
     names. environment_id: bound by the first worker that takes it. base_run_id: the run of the
     merge base that a pull request's run is compared with. setbacks: attempts in a row that the
     infrastructure cost, with no trial stored. adaptive: see `Measurement`. sequential: cells stop
-    as soon as they are decided.
+    as soon as they are decided. told: the state that the outside was last told of, see
+    `service.finished`.
     """
 
     __tablename__ = "runs"
@@ -72,6 +73,7 @@ class Run(SQLModel, table=True):
             "runs_open", "state", postgresql_where=text("state IN ('queued','building','running')")
         ),
         Index("runs_by_pull", "subject", "pull"),
+        Index("runs_untold", "created_at", postgresql_where=text("told <> state")),
     )
 
     id: UUID = Field(default_factory=uuid4, primary_key=True)
@@ -94,6 +96,7 @@ class Run(SQLModel, table=True):
     sequential: bool = False
     trusted: bool = True
     setbacks: int = 0
+    told: str = ""
     environment_id: int | None = Field(default=None, foreign_key="environments.id")
     base_commit_id: int | None = Field(default=None, foreign_key="commits.id")
     base_run_id: UUID | None = Field(default=None, foreign_key="runs.id")

@@ -288,6 +288,7 @@ def upgrade() -> None:
         sa.Column("sequential", sa.Boolean(), nullable=False),
         sa.Column("trusted", sa.Boolean(), nullable=False),
         sa.Column("setbacks", sa.Integer(), nullable=False),
+        sa.Column("told", sa.String(), nullable=False),
         sa.Column("environment_id", sa.Integer(), nullable=True),
         sa.Column("base_commit_id", sa.Integer(), nullable=True),
         sa.Column("base_run_id", sa.Uuid(), nullable=True),
@@ -306,6 +307,9 @@ def upgrade() -> None:
     op.create_index("runs_by_commit", "runs", ["commit_id"])
     op.create_index("runs_by_pull", "runs", ["subject", "pull"])
     op.create_index("runs_by_time", "runs", [sa.text("created_at DESC"), "id"])
+    op.create_index(
+        "runs_untold", "runs", ["created_at"], postgresql_where=sa.text("told <> state")
+    )
     op.create_index(
         "runs_open",
         "runs",
