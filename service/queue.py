@@ -46,18 +46,34 @@ def wake(
     connection's: the session's own is only made once something is asked through the session.
     """
     connection = session.connection()
-    deferrer = _deferring.configure_task(
+    try:
+        with connection.begin_nested():
+            wake_new(session, task, queue, lock=lock, priority=priority, at=at, **arguments)
+    except AlreadyEnqueued:
+        return False
+    return True
+
+
+def wake_new(
+    session: Session,
+    task: str,
+    queue: str,
+    *,
+    lock: str,
+    priority: int = 0,
+    at: datetime | None = None,
+    **arguments: Any,
+) -> None:
+    """Like `wake`, for what this transaction made: nobody else can have taken its lock.
+
+    It needs no savepoint then. Raises AlreadyEnqueued, and the transaction is undone.
+    """
+    _deferring.configure_task(
         name=task,
         queue=queue,
         queueing_lock=lock,
         priority=priority,
         schedule_at=at,
-        connection=connection.connection.driver_connection,
+        connection=session.connection().connection.driver_connection,
         allow_unknown=True,
-    )
-    try:
-        with connection.begin_nested():
-            deferrer.defer(**arguments)
-    except AlreadyEnqueued:
-        return False
-    return True
+    ).defer(**arguments)

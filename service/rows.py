@@ -4,25 +4,49 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from sqlalchemy.dialects.postgresql import insert
-from sqlmodel import Session, SQLModel, select
+from sqlmodel import Session, SQLModel, col, select
 
 from runner import matrix, result
 from runner.run import PreparedBuild
 from service.tables import Build, Cell, Commit, Environment, Measurement
 
 _Row = TypeVar("_Row", bound=SQLModel)
+_REFUSED = re.compile("[\x00\ud800-\udfff]")
 LOG_CHARACTERS = 64_000
 """Of a log that is kept; of a longer one both ends."""
 
 
 def cell_row(session: Session, cell: matrix.Cell, reference: bool = False) -> Cell:
     """The row of what a trial is run as, whatever name and number of trials a matrix gives it."""
-    values = {
+    return _found_or_made(session, Cell, _cell_values(cell, reference))
+
+
+def cell_ids(session: Session, cells: Sequence[matrix.Cell]) -> list[int]:
+    """The ids of cells' rows, in order; in one statement where all are there."""
+    digests = [_cell_digest(cell) for cell in cells]
+    there = select(Cell.digest, Cell.id).where(col(Cell.digest).in_(digests))
+    known = {row.digest: row.id for row in session.connection().execute(there)}
+    found = (
+        known.get(digest) or cell_row(session, cell).id
+        for digest, cell in zip(digests, cells, strict=True)
+    )
+    return [identity for identity in found if identity is not None]
+
+
+@lru_cache(maxsize=1024)
+def _cell_digest(cell: matrix.Cell) -> str:
+    return _digest(_cell_values(cell, reference=False))
+
+
+def _cell_values(cell: matrix.Cell, reference: bool) -> dict[str, Any]:
+    return {
         "variant": cell.variant.text,
         "program": str(cell.program),
         "background": cell.background,
@@ -31,7 +55,6 @@ def cell_row(session: Session, cell: matrix.Cell, reference: bool = False) -> Ce
         "recipe": str(cell.recipe),
         "reference": reference,
     }
-    return _found_or_made(session, Cell, values)
 
 
 def environment_row(
@@ -52,26 +75,43 @@ def environment_row(
 
 def commit_row(session: Session, subject: str, commit: result.Commit) -> Commit:
     """The row of a commit; what is not known of it yet is filled in."""
-    values = {
-        "subject": subject,
-        "sha": commit.sha,
-        "ref": commit.ref,
-        "title": commit.title,
-        "author": commit.author,
-        "date": moment_of(commit.date),
-    }
-    statement = insert(Commit).values(**values)
-    session.connection().execute(
-        statement.on_conflict_do_nothing(index_elements=["subject", "sha"])
-    )
+    _made(session, subject, commit)
     row = session.exec(
         select(Commit).where(Commit.subject == subject, Commit.sha == commit.sha)
     ).one()
     if not row.title and commit.title:
-        row.title, row.author, row.date = commit.title, commit.author, values["date"]  # type: ignore[assignment]
+        row.title, row.author = text_of(commit.title), text_of(commit.author)
+        row.date = moment_of(commit.date)
         session.add(row)
         session.flush()
     return row
+
+
+def commit_id(session: Session, subject: str, commit: result.Commit) -> int | None:
+    """The id of a commit's row; in one statement where it is new."""
+    return _made(session, subject, commit) or commit_row(session, subject, commit).id
+
+
+def _made(session: Session, subject: str, commit: result.Commit) -> int | None:
+    """The id of a commit's row, if it is new."""
+    statement = insert(Commit).values(
+        subject=subject,
+        sha=commit.sha,
+        ref=commit.ref,
+        title=text_of(commit.title),
+        author=text_of(commit.author),
+        date=moment_of(commit.date),
+    )
+    made: int | None = (
+        session.connection()
+        .execute(
+            statement.on_conflict_do_nothing(index_elements=["subject", "sha"]).returning(
+                col(Commit.id)
+            )
+        )
+        .scalar()
+    )
+    return made
 
 
 def build_row(session: Session, subject: str, build: PreparedBuild, asked: str) -> Build:
@@ -116,9 +156,14 @@ def measurement_row(
     return session.exec(select(Measurement).filter_by(**key)).one()
 
 
+def text_of(text: str) -> str:
+    """Text as PostgreSQL takes it: no NUL, and no lone surrogate, which git's bytes may become."""
+    return _REFUSED.sub("�", text)
+
+
 def both_ends(text: str, characters: int = LOG_CHARACTERS) -> str:
     """A log cut to its beginning and its end, where it is long; PostgreSQL takes no NUL."""
-    text = text.replace("\x00", "�")
+    text = text_of(text)
     if len(text) <= characters:
         return text
     half = characters // 2
@@ -140,7 +185,11 @@ def moment_of(text: str) -> datetime | None:
 
 
 def _found_or_made(session: Session, table: type[_Row], values: Mapping[str, Any]) -> _Row:
-    digest = hashlib.sha256(json.dumps(dict(values), sort_keys=True).encode()).hexdigest()
+    digest = _digest(values)
     statement = insert(table).values(**values, digest=digest)
     session.connection().execute(statement.on_conflict_do_nothing(index_elements=["digest"]))
     return session.exec(select(table).filter_by(digest=digest)).one()
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(dict(values), sort_keys=True).encode()).hexdigest()

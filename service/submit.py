@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from uuid import UUID, uuid4
 
+from sqlalchemy import insert, text
 from sqlmodel import Session, col, select
 
 from runner import matrix as matrices
@@ -15,8 +17,8 @@ from runner.matrix import Matrix
 from runner.run import BuildId
 from service import rows
 from service.events import publish
-from service.queue import build_queue, wake
-from service.tables import OPEN_STATES, PRIORITIES, Origin, Run, RunCell, RunState
+from service.queue import build_queue, wake, wake_new
+from service.tables import OPEN_STATES, PRIORITIES, Origin, Run, RunState
 from service.tables.columns import now
 
 
@@ -50,55 +52,110 @@ class RunRequest:
 
 def submit(session: Session, request: RunRequest) -> Run:
     """Store a run and wake who prepares it, in the session's transaction."""
-    commit = request.commit and rows.commit_row(session, request.subject, request.commit)
-    state = RunState.AWAITING_APPROVAL if request.awaiting_approval else RunState.QUEUED
-    run = Run(
-        id=request.id or uuid4(),
-        subject=request.subject,
-        commit_id=commit.id if commit else None,
-        ref=request.ref or request.version or (request.commit.ref if request.commit else ""),
-        pull=request.pull,
-        head_sha=request.commit.sha if request.commit else "",
-        matrix_name=request.matrix.name,
-        matrix=matrices.as_data(request.matrix),
-        clean_below=request.matrix.clean_below,
-        queue=request.queue,
-        toolchain=request.toolchain,
-        origin=request.origin,
-        priority=PRIORITIES[request.origin],
-        state=state,
-        requested_by=request.requested_by,
-        trusted=request.trusted,
-        sequential=request.sequential,
-        adaptive=request.sequential,
-        facts={**request.facts, **({"version": request.version} if request.version else {})},
+    (run,) = submit_each(session, request, [request.queue])
+    return session.get_one(Run, run)
+
+
+def submit_each(session: Session, request: RunRequest, queues: Sequence[str]) -> list[UUID]:
+    """Store such a run for each kind of device, and wake who prepares them; their ids.
+
+    In few statements: whoever delivers to the webhook waits for them.
+    """
+    if not queues:
+        return []
+    commit = request.commit
+    commit_id = rows.commit_id(session, request.subject, commit) if commit else None
+    plan = _plan(request.matrix)
+    runs = [_values(request, queue, commit_id, plan) for queue in queues]
+    cells = {
+        "runs": [run["id"] for run in runs],
+        "cells": rows.cell_ids(session, request.matrix.cells),
+        "names": plan.names,
+        "builds": plan.builds,
+        "wanted": plan.wanted,
+    }
+    connection = session.connection()
+    connection.execute(insert(Run), runs)
+    connection.execute(_CELLS, cells)
+    for run in runs:
+        if run["state"] is RunState.QUEUED:
+            wake_new(session, **_preparing(request.subject, run["id"], run["priority"]))
+        publish(session, "run", run=run["id"], state=run["state"])
+    return [run["id"] for run in runs]
+
+
+_CELLS = text("""
+    INSERT INTO run_cells
+        (run_id, position, name, cell_id, build, wanted, recorded, decided, signature)
+    SELECT run_id, position - 1, name, cell_id, build, wanted, 0, '', ''
+    FROM unnest(
+        CAST(:names AS text[]), CAST(:cells AS integer[]), CAST(:builds AS text[]),
+        CAST(:wanted AS integer[])
+    ) WITH ORDINALITY AS cell(name, cell_id, build, wanted, position),
+    unnest(CAST(:runs AS uuid[])) AS run_id
+""")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What every run of a matrix holds: its data, and by position what is asked of each cell."""
+
+    data: dict[str, Any]
+    names: list[str]
+    builds: list[str]
+    wanted: list[int]
+
+
+@lru_cache(maxsize=64)
+def _plan(matrix: Matrix) -> _Plan:
+    return _Plan(
+        data=matrices.as_data(matrix),
+        names=[cell.name for cell in matrix.cells],
+        builds=[str(BuildId.of(cell)) for cell in matrix.cells],
+        wanted=[cell.trials for cell in matrix.cells],
     )
-    session.add(run)
-    session.flush()
-    for position, cell in enumerate(request.matrix.cells):
-        session.add(
-            RunCell(
-                run_id=run.id,
-                position=position,
-                name=cell.name,
-                cell_id=_id(rows.cell_row(session, cell)),
-                build=str(BuildId.of(cell)),
-                wanted=cell.trials,
-            )
-        )
-    session.flush()
-    if state is RunState.QUEUED:
-        begin(session, run)
-    publish(session, "run", run=run.id, state=run.state)
-    return run
+
+
+def _values(request: RunRequest, queue: str, commit_id: int | None, plan: _Plan) -> dict[str, Any]:
+    """The columns of a run; the rest is as it is by default."""
+    waits = request.awaiting_approval
+    return {
+        "id": request.id or uuid4(),
+        "subject": request.subject,
+        "commit_id": commit_id,
+        "ref": request.ref or request.version or (request.commit.ref if request.commit else ""),
+        "pull": request.pull,
+        "head_sha": request.commit.sha if request.commit else "",
+        "matrix_name": request.matrix.name,
+        "matrix": plan.data,
+        "clean_below": request.matrix.clean_below,
+        "queue": queue,
+        "toolchain": request.toolchain,
+        "origin": request.origin,
+        "priority": PRIORITIES[request.origin],
+        "state": RunState.AWAITING_APPROVAL if waits else RunState.QUEUED,
+        "requested_by": request.requested_by,
+        "trusted": request.trusted,
+        "sequential": request.sequential,
+        "adaptive": request.sequential,
+        "notes": [],
+        "facts": {**request.facts, **({"version": request.version} if request.version else {})},
+    }
 
 
 def begin(session: Session, run: Run) -> None:
     """Wake who resolves the run's commit and orders its builds."""
-    wake(
-        session, "prepare", build_queue(run.subject),
-        lock=f"prepare:{run.id}", priority=run.priority, run=str(run.id),
-    )  # fmt: skip
+    wake(session, **_preparing(run.subject, run.id, run.priority))
+
+
+def _preparing(subject: str, run: UUID, priority: int) -> dict[str, Any]:
+    return {
+        "task": "prepare",
+        "queue": build_queue(subject),
+        "lock": f"prepare:{run}",
+        "priority": priority,
+        "run": str(run),
+    }
 
 
 def approve(session: Session, run: Run, by: str) -> bool:
@@ -138,9 +195,3 @@ def cancel_older(session: Session, subject: str, pull: int, keep_sha: str, reaso
         )
     ).all()
     return sum(cancel(session, run, reason) for run in older)
-
-
-def _id(row: object) -> int:
-    identity: int | None = getattr(row, "id", None)
-    assert identity is not None, "the row was flushed"
-    return identity
