@@ -24,7 +24,7 @@ from runner.matrix import Matrix
 from service.github import pulls
 from service.github.payloads import PullRequest
 from service.settings import Tracked
-from service.submit import RunRequest, cancel, cancel_older, submit
+from service.submit import RunRequest, cancel, submit_each
 from service.tables import OPEN_STATES, Commit, Head, Origin, Pull, Run, RunState
 from service.tables.columns import now
 
@@ -141,10 +141,12 @@ def pull_seen(
 
 def _head_is(session: Session, tracked: Tracked, pull: Pull, by: str) -> str:
     """The newest commit of an open pull request is run, and older ones no longer."""
-    ended = cancel_older(
-        session, tracked.name, pull.number, pull.head_sha, f"superseded by {pull.head_sha}"
-    )
-    superseded = f"; {runs(ended)} of older heads cancelled" if ended else ""
+    older = [
+        run
+        for run, head in _unended(session, tracked.name, pull.number)
+        if head != pull.head_sha and cancel(session, run, f"superseded by {pull.head_sha}")
+    ]
+    superseded = f"; {runs(len(older))} of older heads cancelled" if older else ""
     if pull.draft:
         return f"nothing is run: pull request {pull.number} is a draft{superseded}"
     matrix = load_matrix(tracked.pull_matrix)
@@ -181,33 +183,27 @@ def order(
     pull: int | None = None,
     awaiting: bool = False,
     trusted: bool = True,
-) -> list[Run]:
-    """Submit a commit's run of a matrix for each queue that has none standing.
+) -> list[UUID]:
+    """Submit a commit's run of a matrix for each queue that has none standing; their ids.
 
     queues: other kinds of device than the subject is tracked on.
     """
-    wanted = queues or tracked.queues
     standing = standing_runs(session, tracked, [commit.sha], matrix, pull)
-    return [
-        submit(
-            session,
-            RunRequest(
-                subject=tracked.name,
-                matrix=matrix,
-                queue=queue,
-                commit=commit,
-                pull=pull,
-                toolchain=tracked.toolchain,
-                origin=origin,
-                requested_by=by,
-                trusted=trusted and not pulls.merges_pulls(matrix),
-                awaiting_approval=awaiting,
-                facts={"repository": tracked.source} if tracked.source else {},
-            ),
-        )
-        for queue in wanted
-        if (commit.sha, queue) not in standing
-    ]
+    wanted = [q for q in queues or tracked.queues if (commit.sha, q) not in standing]
+    request = RunRequest(
+        subject=tracked.name,
+        matrix=matrix,
+        queue="",
+        commit=commit,
+        pull=pull,
+        toolchain=tracked.toolchain,
+        origin=origin,
+        requested_by=by,
+        trusted=trusted and not pulls.merges_pulls(matrix),
+        awaiting_approval=awaiting,
+        facts={"repository": tracked.source} if tracked.source else {},
+    )
+    return submit_each(session, request, wanted)
 
 
 def standing_runs(
@@ -221,7 +217,7 @@ def standing_runs(
 
     A matrix of the same name whose cells have changed since is another one.
     """
-    found = (
+    alike = (
         select(Commit.sha, Run.queue)
         .join(Run, col(Run.commit_id) == col(Commit.id))
         .where(
@@ -229,23 +225,33 @@ def standing_runs(
             col(Commit.sha).in_(shas),
             Run.subject == tracked.name,
             Run.matrix_name == matrix.name,
-            col(Run.matrix) == matrices.as_data(matrix),
+            Run.toolchain == tracked.toolchain,
             col(Run.adaptive).is_(False),
             col(Run.state).in_(STANDING),
             col(Run.pull).is_(None) if pull is None else col(Run.pull) == pull,
-            Run.toolchain == tracked.toolchain,
         )
     )
-    return set(session.exec(found).all())
+    connection = session.connection()
+    if connection.execute(alike.limit(1)).first() is None:
+        return set()  # as for each new commit, which need not send the whole matrix along
+    same = alike.where(col(Run.matrix) == matrices.as_data(matrix))
+    return {(sha, queue) for sha, queue in connection.execute(same)}
 
 
 def cancel_all(session: Session, subject: str, pull: int, reason: str) -> int:
     """End all runs of a pull request that have not ended; how many they were."""
+    return sum(cancel(session, run, reason) for run, _ in _unended(session, subject, pull))
+
+
+def _unended(session: Session, subject: str, pull: int) -> list[tuple[UUID, str]]:
+    """The runs of a pull request that have not ended, each with its head."""
     states = (*OPEN_STATES, RunState.AWAITING_APPROVAL)
-    found = session.exec(
-        select(Run.id).where(Run.subject == subject, Run.pull == pull, col(Run.state).in_(states))
-    ).all()
-    return sum(cancel(session, run, reason) for run in found)
+    found = session.connection().execute(
+        select(Run.id, Run.head_sha).where(
+            Run.subject == subject, Run.pull == pull, col(Run.state).in_(states)
+        )
+    )
+    return [(run, head) for run, head in found]
 
 
 def load_matrix(name: str) -> Matrix:
@@ -260,12 +266,12 @@ def _loaded(name: str, changed_at: int) -> Matrix:
 
 
 def _described(session: Session, tracked: Tracked, told: PullRequest) -> Pull | None:
-    """The pull request's row, locked, as GitHub describes it; None where later news is known.
+    """The pull request as GitHub describes it, its row locked; None where later news is known.
 
     GitHub does not promise to deliver in order, so what was so earlier changes nothing. That goes
     by GitHub's own time alone, which a poll does not know and leaves as it is.
     """
-    values = pulls.unknown_pull(
+    pull = Pull(
         subject=tracked.name,
         number=told.number,
         title=told.title,
@@ -279,6 +285,7 @@ def _described(session: Session, tracked: Tracked, told: PullRequest) -> Pull | 
         open=told.state == "open",
         updated_at=told.updated_at,
     )
+    values = pull.model_dump()
     made = insert(Pull).values(**values)
     changed = {name: made.excluded[name] for name in values.keys() - {"subject", "number"}}
     same_head = col(Pull.head_sha) == made.excluded.head_sha
@@ -288,8 +295,12 @@ def _described(session: Session, tracked: Tracked, told: PullRequest) -> Pull | 
         where=or_(
             col(Pull.base_repository) == "", col(Pull.updated_at) <= made.excluded.updated_at
         ),
-    ).returning(Pull)
-    return session.scalars(statement, execution_options={"populate_existing": True}).one_or_none()
+    ).returning(col(Pull.merge_base))
+    taken = session.connection().execute(statement).first()
+    if taken is None:
+        return None
+    (pull.merge_base,) = taken
+    return pull
 
 
 def _told(commit: result.Commit, matrix: Matrix, ordered: int, awaiting: bool) -> str:

@@ -60,7 +60,8 @@ def poll(
     listed = _named(refs)
     with database.session() as session:
         session.connection().execute(_LOCK, {"what": f"poll {tracked.name}"})
-        known = dict(session.exec(select(Head.ref, Head.sha).where(Head.subject == tracked.name)))
+        rows = session.exec(select(Head.ref, Head.sha).where(Head.subject == tracked.name))
+        known = dict(rows.all())
         first = HEAD not in known
         if not listed and len(known) > 1:
             raise InfrastructureError(

@@ -16,10 +16,8 @@ from service.tables.columns import now
 
 def is_approved(session: Session, subject: str, sha: str) -> bool:
     """Whether someone with the right approved exactly this commit."""
-    found = session.exec(
-        select(Approval.id).where(Approval.subject == subject, Approval.sha == sha)
-    )
-    return found.first() is not None
+    found = select(Approval.id).where(Approval.subject == subject, Approval.sha == sha)
+    return session.connection().execute(found).first() is not None
 
 
 def needs_approval(session: Session, subject: str, pull: int, sha: str) -> bool:
@@ -72,13 +70,16 @@ def start_waiting(
 
     pull: only of that pull request. trusted: it turned out to be no fork's code.
     """
-    waiting = select(Run).where(
+    waiting = select(Run.id).where(
         Run.subject == subject, Run.head_sha == sha, Run.state == RunState.AWAITING_APPROVAL
     )
     if pull is not None:
         waiting = waiting.where(Run.pull == pull)
+    found = session.connection().execute(waiting).scalars().all()
+    if not found:
+        return ()
     rows = session.exec(
-        waiting.order_by(col(Run.created_at)).with_for_update(),
+        select(Run).where(col(Run.id).in_(found)).order_by(col(Run.created_at)).with_for_update(),
         execution_options={"populate_existing": True},
     ).all()
     for run in rows:

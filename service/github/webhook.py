@@ -29,7 +29,6 @@ from starlette.responses import JSONResponse, Response
 from runner import result
 from runner.errors import InputError, RacewatchError
 from service.database import Database
-from service.events import publish
 from service.github import approval, effects, payloads, signature
 from service.github.commands import HELP, Verb, commands_in
 from service.github.payloads import (
@@ -265,8 +264,6 @@ def take_in(database: Database, settings: ServiceSettings, delivered: Delivered)
         session.connection().execute(
             update(Delivery).where(col(Delivery.id) == delivered.id).values(**values)
         )
-        if not effect.text.startswith("nothing"):
-            publish(session, "delivery", delivery=delivered.id)
     return _answer(200 if isinstance(payload, Ping) else 202, delivered, effect.text)
 
 

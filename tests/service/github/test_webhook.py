@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
@@ -21,7 +22,7 @@ from sqlmodel import select
 
 from service import submit
 from service.database import Database
-from service.github import webhook
+from service.github import effects, webhook
 from service.tables import Approval, Commit, Head, Origin, Pull, Run, RunState
 from tests.service.github.deliveries import (
     SECRET,
@@ -358,20 +359,19 @@ class TestADatabaseThatFails:
 @contextmanager
 def _killed_once(database: Database) -> Iterator[None]:
     """The server ends the connection of the first delivery, after it was stored."""
-    ordered = submit.submit
     killed = threading.Event()
 
-    def submit_and_die(session: Any, request: Any) -> Run:
-        run = ordered(session, request)
+    def submit_and_die(session: Any, request: Any, queues: Any) -> list[UUID]:
+        runs = submit.submit_each(session, request, queues)
         if not killed.is_set():
             killed.set()
             pid = session.connection().exec_driver_sql("SELECT pg_backend_pid()").scalar()
             with database.engine.connect() as other:
                 other.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
-        return run
+        return runs
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.github.effects.submit", submit_and_die)
+        patch.setattr(effects, "submit_each", submit_and_die)
         yield
     assert killed.is_set()
 
