@@ -59,6 +59,7 @@ _templates.filters.update(
     words=words.words,
     state_class=words.state_class,
     counted=words.counted,
+    sentence=words.sentence,
     pull_of=words.pull_of,
     without_pull=words.without_pull,
 )

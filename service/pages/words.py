@@ -116,3 +116,8 @@ def state_class(state: str) -> str:
 def counted(count: int, noun: str) -> str:
     """`1 trial`, `2 trials`."""
     return f"{number(count)} {noun}" + ("" if count == 1 else "s")
+
+
+def sentence(text: str) -> str:
+    """Text with a capital letter at its beginning, the rest as it is."""
+    return text[:1].upper() + text[1:]

@@ -8,19 +8,19 @@ of which looks at trials.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Row, Select, func
+from sqlalchemy import ARRAY, ColumnElement, Integer, Row, Select, any_, bindparam, func
 from sqlalchemy import select as columns
 from sqlmodel import Session, col, select
 
 from runner.result import Commit as CommitFacts
 from service.reading.cells import CellName, cell_name
 from service.reading.environments import EMULATED, EnvironmentName, environment_name, queue_of
-from service.reading.rate import COUNT_COLUMNS, Mark, Rate, mark_of_outcome, rate_of
+from service.reading.rate import COUNT_COLUMNS, Mark, mark_of_outcome, rate_of
 from service.statistics.counts import span
 from service.tables import (
     OPEN_STATES,
@@ -65,18 +65,18 @@ class GridFilter:
     clean_below: float = CLEAN_BELOW
 
 
-@dataclass(frozen=True, slots=True)
-class GridCell:
-    """One commit in one cell.
+class GridCell(NamedTuple):
+    """One commit in one cell. A tuple, because a page makes thousands of them.
 
     text: `10/10`, or a word where nothing was measured. note: interval, outcomes, what is needed.
-    strength: see `Rate`. measurement, build: what to look at for more, None where there is none.
-    repeated: the next older commit shares build and trials. older: not the newest environment.
+    strength: see `Rate`. measurement, build, run: what to look at for more; None or empty where
+    there is none. active: trials of it are on their way. repeated: the next older commit shares
+    build and trials. older: not the newest environment.
     """
 
     mark: Mark
-    text: str
-    note: str
+    text: str = ""
+    note: str = ""
     strength: int = 0
     measurement: int | None = None
     build: int | None = None
@@ -120,7 +120,7 @@ class Grid:
     newest, oldest: first and last place on the page. newer, older: `before` of the pages next to
     it, None where there is none; newer is 0 for the first page. total: commits of the branch.
     environments: those that may be chosen, newest first. shown: those that the page's cells
-    have.
+    have. notes: what was asked for and is not there.
     """
 
     chosen: GridFilter
@@ -137,11 +137,20 @@ class Grid:
     newer: int | None
     older: int | None
     any_run: bool
+    notes: tuple[str, ...]
 
     @property
     def emulated(self) -> bool:
         """True where no GPU took part in any trial of this page."""
         return self.chosen.queue == EMULATED
+
+
+class _Measured(NamedTuple):
+    """What a measurement counted: trials by outcome, in the order of OUTCOMES."""
+
+    id: int
+    environment: int
+    counts: tuple[int, ...]
 
 
 class _Scope(NamedTuple):
@@ -167,18 +176,24 @@ def read(session: Session, asked: GridFilter) -> Grid:
     subjects = tuple(sorted({scope.subject for scope in scopes}))
     subject = asked.subject or (scopes[0].subject if scopes else "")
     queues = tuple(dict.fromkeys(s.queue for s in scopes if s.subject == subject))
-    queue = asked.queue or next(iter(queues), "")
     heads = _branches(session, subject)
-    branch = asked.branch or ("main" if "main" in heads else next(iter(sorted(heads)), LOOSE))
-    chosen = GridFilter(subject, branch, queue, asked.environment, asked.before, asked.clean_below)
+    branches = tuple(sorted(heads, key=lambda name: (name != "main", name)))
+    chosen = replace(
+        asked,
+        subject=subject,
+        branch=_one_of(asked.branch, (*branches, LOOSE)),
+        queue=_one_of(asked.queue, queues),
+    )
     environments = _environments(session, scopes, chosen)
+    if chosen.environment not in {one.id for one in environments}:
+        chosen = replace(chosen, environment=None)
     commits = _commits(session, chosen)
     page = _Page(session, chosen, environments, commits[:ROWS])
     columns = page.columns()
     return Grid(
         chosen=chosen,
         subjects=subjects,
-        branches=tuple(sorted(heads, key=lambda name: (name != "main", name))),
+        branches=branches,
         queues=queues,
         environments=environments,
         shown=page.shown,
@@ -186,11 +201,29 @@ def read(session: Session, asked: GridFilter) -> Grid:
         variants=_groups(columns, lambda column: (column.program, column.variant)),
         columns=columns,
         rows=page.rows(columns),
-        total=heads.get(branch, 0),
-        newer=_newer(commits, chosen, heads.get(branch, 0)),
+        total=heads.get(chosen.branch, 0),
+        newer=_newer(commits, chosen, heads.get(chosen.branch, 0)),
         older=commits[ROWS - 1].position if len(commits) > ROWS else None,
         any_run=bool(scopes),
+        notes=_changed(asked, chosen),
     )
+
+
+def _one_of(asked: str, there: Sequence[str]) -> str:
+    """What was asked for, if it is there; else the first."""
+    return asked if asked in there else next(iter(there), "")
+
+
+def _changed(asked: GridFilter, chosen: GridFilter) -> tuple[str, ...]:
+    """What was asked for and is not there, such as a branch of another subject."""
+    notes = []
+    if asked.branch not in ("", chosen.branch):
+        notes.append(f"{chosen.subject} has no branch {asked.branch}")
+    if asked.queue not in ("", chosen.queue):
+        notes.append(f"no run of {chosen.subject} asked for {asked.queue}")
+    if asked.environment not in (None, chosen.environment):
+        notes.append("nothing of this was measured in the environment that was asked for")
+    return tuple(notes)
 
 
 def _branches(session: Session, subject: str) -> dict[str, int]:
@@ -290,6 +323,7 @@ class _Page:
         self._chosen = chosen
         self._commits = commits
         self._environments = environments
+        self._ids = _any(commit.id for commit in commits)
         self._compared = [one.id for one in environments if chosen.environment in (None, one.id)]
         self._builds = self._read_builds()
         self._measured = self._read_measurements()
@@ -299,12 +333,12 @@ class _Page:
     @property
     def shown(self) -> tuple[EnvironmentName, ...]:
         """Environments of what was measured."""
-        there = {row.environment_id for cells in self._measured.values() for row in cells.values()}
+        there = {measured.environment for measured in self._measured.values()}
         return tuple(one for one in self._environments if one.id in there)
 
     def columns(self) -> tuple[CellName, ...]:
         """All cells that any of the commits was measured in or is to be."""
-        ids = {cell for cells in self._measured.values() for cell in cells}
+        ids = {cell for _, cell in self._measured}
         ids |= {cell for _, cell in self._ordered}
         cells = self._session.exec(
             select(Cell).where(col(Cell.id).in_(ids), col(Cell.reference).is_(False))
@@ -341,27 +375,25 @@ class _Page:
     def _cell(self, commit: int, column: CellName, older: GridCell | None) -> GridCell:
         build = self._builds.get((commit, column.build))
         ordered = self._ordered.get((commit, column.id))
-        active = ordered is not None and ordered.state in OPEN_STATES
         measured = None
         if build is not None and build.build_id is not None:
-            measured = self._measured.get(build.build_id, {}).get(column.id)
-        if measured is not None and any(measured[4:]):
-            rate, text, note = _told(tuple(measured[4:]), self._chosen.clean_below)
-            if active and ordered is not None and rate.n < ordered.wanted:
-                note = f"{ordered.state}, {rate.trials} of {ordered.wanted} trials; {note}"
-            else:
-                active = False
-            return GridCell(
-                mark=rate.mark,
-                text=text,
-                note=note,
-                strength=rate.strength,
-                measurement=measured.id,
-                active=active,
-                repeated=older is not None and older.measurement == measured.id,
-                older=measured.environment_id != self._compared[0],
-            )
-        return self._unmeasured(build, ordered, older)
+            measured = self._measured.get((build.build_id, column.id))
+        if measured is None:
+            return self._unmeasured(build, ordered, older)
+        mark, text, note, strength, trials = _told(measured.counts, self._chosen.clean_below)
+        active = ordered is not None and ordered.state in OPEN_STATES and trials < ordered.wanted
+        if active and ordered is not None:
+            note = f"{ordered.state}, {trials} of {ordered.wanted} trials; {note}"
+        return GridCell(
+            mark=mark,
+            text=text,
+            note=note,
+            strength=strength,
+            measurement=measured.id,
+            active=active,
+            repeated=older is not None and older.measurement == measured.id,
+            older=measured.environment != self._compared[0],
+        )
 
     def _unmeasured(
         self, build: _Row | None, ordered: _Row | None, older: GridCell | None
@@ -399,7 +431,7 @@ class _Page:
             )
             .join(Build, col(Build.id) == col(CommitBuild.build_id), isouter=True)
             .where(
-                col(CommitBuild.commit_id).in_([commit.id for commit in self._commits]),
+                col(CommitBuild.commit_id) == self._ids,
                 col(CommitBuild.architecture) == self._chosen.queue,
             )
             .order_by(col(CommitBuild.build_id).is_not(None), col(CommitBuild.id))
@@ -407,32 +439,29 @@ class _Page:
         found = self._session.connection().execute(query)
         return {(row.commit_id, row.name): row for row in found}
 
-    def _read_measurements(self) -> dict[int, dict[int, _Row]]:
+    def _read_measurements(self) -> dict[tuple[int, int], _Measured]:
         """By build and cell; of several environments the newest that counted a trial."""
         builds = {row.build_id for row in self._builds.values()} - {None}
-        if not builds or not self._compared:
-            return {}
         found = self._session.connection().execute(
             columns(
-                col(Measurement.id),
                 col(Measurement.build_id),
                 col(Measurement.cell_id),
+                col(Measurement.id),
                 col(Measurement.environment_id),
                 *COUNT_COLUMNS,
             ).where(
-                col(Measurement.build_id).in_(builds),
-                col(Measurement.environment_id).in_(self._compared),
+                col(Measurement.build_id) == _any(builds),
+                col(Measurement.environment_id) == _any(self._compared),
                 col(Measurement.adaptive).is_(False),
             )
         )
         place = {identity: n for n, identity in enumerate(self._compared)}
-        measured: dict[int, dict[int, _Row]] = {}
-        for row in found:
-            cells = measured.setdefault(row.build_id, {})
-            there = cells.get(row.cell_id)
-            newer = there is None or place[row.environment_id] < place[there.environment_id]
-            if there is None or not any(there[4:]) or (newer and any(row[4:])):
-                cells[row.cell_id] = row
+        measured: dict[tuple[int, int], _Measured] = {}
+        for build, cell, identity, environment, *counts in found:
+            there = measured.get((build, cell))
+            newer = there is None or place[environment] < place[there.environment]
+            if newer and any(counts):
+                measured[build, cell] = _Measured(identity, environment, tuple(counts))
         return measured
 
     def _read_runs(self) -> dict[int, _Row]:
@@ -440,7 +469,7 @@ class _Page:
         query: _Query = (
             columns(col(Run.id), col(Run.commit_id), col(Run.state))
             .where(
-                col(Run.commit_id).in_([commit.id for commit in self._commits]),
+                col(Run.commit_id) == self._ids,
                 col(Run.queue) == self._chosen.queue,
             )
             .order_by(col(Run.created_at))
@@ -462,7 +491,7 @@ class _Page:
             )
             .join(RunCell, col(RunCell.run_id) == col(Run.id))
             .where(
-                col(Run.commit_id).in_([commit.id for commit in self._commits]),
+                col(Run.commit_id) == self._ids,
                 col(Run.queue) == self._chosen.queue,
                 col(RunCell.outcome).is_not(None) | col(Run.state).in_(_UNSETTLED),
             )
@@ -478,17 +507,25 @@ _OF_STATE = {
     RunState.BUILDING: Mark.BUILDING,
     RunState.RUNNING: Mark.RUNNING,
 }
-_NOT_RUN = GridCell(Mark.NOT_RUN, "", "")
+_NOT_RUN = GridCell(Mark.NOT_RUN)
+
+
+def _any(ids: Iterable[int | None]) -> ColumnElement[bool]:
+    """Any of these ids: one parameter, so that PostgreSQL prepares the question once."""
+    return any_(bindparam(None, list(ids), type_=ARRAY(Integer)))
 
 
 @lru_cache(maxsize=65_536)
-def _told(counts: tuple[int, ...], clean_below: float) -> tuple[Rate, str, str]:
-    """The rate behind counts in the order of OUTCOMES, with a measured cell's text and note."""
+def _told(counts: tuple[int, ...], clean_below: float) -> tuple[Mark, str, str, int, int]:
+    """A measured cell's mark, text, note and strength, and how many trials it had.
+
+    The note is short, since a page has thousands: a race's verdict shows in its figures.
+    """
     rate = rate_of(counts, clean_below)
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in rate.counts)
     if not rate.n:
-        return rate, rate.mark.words, outcomes
-    note = f"{rate.mark.words}, {span((rate.low, rate.high))}: {outcomes}"
-    if rate.needed:
-        note += f"; {rate.needed} more trials without failure make it clean"
-    return rate, f"{rate.k}/{rate.n}", note
+        return rate.mark, rate.mark.words, outcomes, 0, rate.trials
+    verdict = "" if rate.mark is Mark.RACES else f"{rate.mark.words}, "
+    more = f"; {rate.needed} more to be clean" if rate.needed and not rate.k else ""
+    note = f"{verdict}{span((rate.low, rate.high))}: {outcomes}{more}"
+    return rate.mark, f"{rate.k}/{rate.n}", note, rate.strength, rate.trials

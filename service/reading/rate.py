@@ -92,6 +92,11 @@ class Rate:
         return sum(count for _, count in self.counts)
 
     @property
+    def unsupported(self) -> int:
+        """Trials that the device or the commit cannot run, which settles them."""
+        return dict(self.counts).get(str(Outcome.UNSUPPORTED), 0)
+
+    @property
     def strength(self) -> int:
         """1 to 4 for a rate up to 10 %, up to 50 %, below 100 % and of 100 %; 0 without failure."""
         if not self.k:

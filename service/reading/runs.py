@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import func
@@ -17,7 +17,15 @@ from service.judged import cells_of
 from service.reading.builds import BuildLine, build_lines
 from service.reading.cells import CellName, cell_name
 from service.reading.environments import EMULATED, EnvironmentName, environment_name
-from service.reading.rate import Mark, Rate, mark_of_outcome, rate_of_measurement
+from service.reading.rate import (
+    COUNT_COLUMNS,
+    NO_COUNTS,
+    Mark,
+    Rate,
+    mark_of_outcome,
+    rate_of,
+    rate_of_measurement,
+)
 from service.statistics.counts import Counts
 from service.tables import (
     OPEN_STATES,
@@ -239,27 +247,45 @@ def read_list(session: Session, asked: RunFilter) -> RunList:
 
 def run_lines(session: Session, runs: Sequence[tuple[Run, Commit | None]]) -> tuple[RunLine, ...]:
     """Runs as lines of a list, with their cells counted."""
-    bounds = {run.id: run.clean_below for run, _ in runs}
-    cells: dict[UUID, list[tuple[RunCell, Measurement | None]]] = {}
-    for cell, measurement in session.exec(
-        select(RunCell, Measurement)
+    query = (
+        columns(
+            col(RunCell.run_id),
+            col(RunCell.wanted),
+            col(RunCell.outcome),
+            col(RunCell.decided),
+            col(Measurement.adaptive),
+            *COUNT_COLUMNS,
+        )
         .join(Measurement, col(Measurement.id) == col(RunCell.measurement_id), isouter=True)
-        .where(col(RunCell.run_id).in_(list(bounds)))
-    ):
-        cells.setdefault(cell.run_id, []).append((cell, measurement))
+        .where(col(RunCell.run_id).in_([run.id for run, _ in runs]))
+    )
+    cells: dict[UUID, list[_ListedCell]] = {}
+    for run_id, wanted, outcome, decided, adaptive, *counts in session.connection().execute(query):
+        counted = NO_COUNTS if adaptive is None else tuple(counts)
+        cell = _ListedCell(wanted, outcome, decided, bool(adaptive), counted)
+        cells.setdefault(run_id, []).append(cell)
     return tuple(_line(run, commit, cells.get(run.id, [])) for run, commit in runs)
 
 
-def _line(
-    run: Run, commit: Commit | None, cells: Iterable[tuple[RunCell, Measurement | None]]
-) -> RunLine:
+class _ListedCell(NamedTuple):
+    """What a list needs of a run's cell. A tuple, because a list looks at thousands."""
+
+    wanted: int
+    outcome: str | None
+    decided: str
+    adaptive: bool
+    counts: tuple[int, ...]
+
+
+def _line(run: Run, commit: Commit | None, cells: Iterable[_ListedCell]) -> RunLine:
     marks: dict[Mark, int] = {}
     done = wanted = 0
-    for cell, measurement in cells:
-        rate = rate_of_measurement(measurement, run.clean_below)
+    for cell in cells:
+        rate = rate_of(cell.counts, run.clean_below, adaptive=cell.adaptive)
         mark = mark_of_outcome(cell.outcome) if cell.outcome else rate.mark
         marks[mark] = marks.get(mark, 0) + 1
-        settled, ordered = _progress(cell, measurement)
+        ended = cell.outcome is not None or bool(cell.decided)
+        settled, ordered = _progress(rate, cell.wanted, ended)
         done += settled
         wanted += ordered
     return RunLine(
@@ -282,13 +308,11 @@ def _line(
     )
 
 
-def _progress(cell: RunCell, measurement: Measurement | None) -> tuple[int, int]:
+def _progress(rate: Rate, wanted: int, ended: bool) -> tuple[int, int]:
     """Trials that are settled, and that there are to be: no more where a cell cannot or need not
     go on."""
-    settled = measurement.n + measurement.unsupported if measurement else 0
-    if cell.outcome is not None or cell.decided:
-        return min(settled, cell.wanted), min(settled, cell.wanted)
-    return min(settled, cell.wanted), cell.wanted
+    settled = min(rate.n + rate.unsupported, wanted)
+    return settled, settled if ended else wanted
 
 
 def read(session: Session, run_id: UUID) -> RunPage | None:
@@ -365,7 +389,8 @@ def _row(
     held: Mapping[int, int],
 ) -> RunRow:
     rate = rate_of_measurement(measurement, run.clean_below, base)
-    done, wanted = _progress(ordered, measurement)
+    ended = ordered.outcome is not None or bool(ordered.decided)
+    done, wanted = _progress(rate, ordered.wanted, ended)
     mark, label, detail = rate.mark, rate.label, rate.text
     if ordered.outcome:
         mark = mark_of_outcome(ordered.outcome)
