@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import text
 from sqlmodel import col, select
 
 from runner.result import Commit
@@ -132,14 +133,23 @@ def test_five_thousand_commits_take_no_time(db: Database) -> None:
 
 
 def test_two_at_a_time_take_turns(db: Database) -> None:
-    others = [threading.Thread(target=record, args=(db, "abcdefgh"[: 3 + n % 5])) for n in range(8)]
-    for other in others:
-        other.start()
-    for other in others:
-        other.join()
+    with ThreadPoolExecutor(1) as other:
+        with db.session() as session:
+            record_branch(session, "te", "main", commits("abc"))
+            second = other.submit(record, db, "abcd")
+            _until_someone_waits(db)
 
-    assert "abcdefgh".startswith(places(db))
-    assert len(places(db)) >= 3
+        assert second.result(60) == 1
+
+    assert places(db) == "abcd"
+
+
+def _until_someone_waits(db: Database) -> None:
+    deadline = time.monotonic() + 60
+    with db.engine.connect() as connection:
+        waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        while not connection.execute(waiting).scalar():
+            assert time.monotonic() < deadline, "nobody waits for a lock"
 
 
 @settings(
