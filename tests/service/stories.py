@@ -76,6 +76,7 @@ def run_of(
     infra: Mapping[str, int] | None = None,
     signature: str = "cudaErrorStreamCaptureInvalidated",
     builds_of: str = "",
+    device: result.Device | None = None,
     created_at: datetime | None = None,
     **columns: Any,
 ) -> Run:
@@ -83,14 +84,14 @@ def run_of(
 
     counts: (failed, trials) by cell; cells that it does not name were not measured. base: the
     commit that it is compared with. broken: (outcome, signature, reason) of cells that could not
-    be built. infra: infra_errors by cell. builds_of: a commit whose builds this one shares.
+    be built. infra: infra_errors by cell. builds_of: a commit whose builds this one shares. device:
+    by default the one of the queue.
     """
     commit = result.Commit(sha, ref or (f"pull/{pull}" if pull else "main"), title)
     request = RunRequest("te", matrix, queue, commit=commit, pull=pull, origin=origin)
     run = submit(session, request)
-    environment = rows.environment_row(
-        session, EMULATED if queue == "emulated" else H200, "cu13", "2"
-    )
+    device = device or (EMULATED if queue == "emulated" else H200)
+    environment = rows.environment_row(session, device, "cu13", "2")
     if base:
         run.base_commit_id = rows.commit_row(session, "te", result.Commit(base, "main")).id
     run.state, run.facts = state, {"toolchain": "cu13"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,18 @@ from service.settings import ServiceSettings
 from service.tables import Origin, Run, RunState
 from service.tables.columns import now
 from tests.service.github.standin import StandIn
-from tests.service.stories import ALONE, BASE, CLEAN, FFI13, HEAD, OWNED, RACY, STOCK, run_of
+from tests.service.stories import (
+    ALONE,
+    BASE,
+    CLEAN,
+    FFI13,
+    H200,
+    HEAD,
+    OWNED,
+    RACY,
+    STOCK,
+    run_of,
+)
 
 SETTINGS = ServiceSettings(
     github_token=SecretStr("t"), base_url="https://racewatch.example/", database_url=""
@@ -122,7 +134,7 @@ def test_while_the_base_is_measured_a_race_waits_for_it(db: Database) -> None:
 
 def test_a_base_measured_in_another_environment_is_none(db: Database) -> None:
     with db.session() as session:
-        run_of(session, CLEAN, BASE, pull=None, queue="emulated")
+        run_of(session, CLEAN, BASE, pull=None, device=replace(H200, driver="570.0"))
         content = told(session, run_of(session, RACY, base=BASE))
     assert "races: 100 of 100" in content["description"]
 
