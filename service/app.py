@@ -40,12 +40,14 @@ class Alive(BaseModel):
 health = APIRouter(tags=["health"])
 
 
+@health.head("/healthz", include_in_schema=False)
 @health.get("/healthz", operation_id="getHealth", summary="Whether the process is alive")
 def healthz() -> Alive:
     """Asks nothing of the database."""
     return Alive(status="ok")
 
 
+@health.head("/readyz", include_in_schema=False, response_model=Alive)
 @health.get(
     "/readyz",
     operation_id="getReadiness",

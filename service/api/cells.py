@@ -28,7 +28,16 @@ from service.api.cursor import Cursor, Page, at_number, next_of, number_of
 from service.api.documentation import API, csv_too, errors
 from service.api.export import FormatParameter, csv_response, wants_csv
 from service.api.measured import Measured
-from service.api.parameters import Device, Filters, Limit, Ref, RowId, ShaPrefix, Subject
+from service.api.parameters import (
+    CleanBelow,
+    Device,
+    Filters,
+    Limit,
+    Ref,
+    RowId,
+    ShaPrefix,
+    Subject,
+)
 from service.database import Database
 from service.statistics.counts import Counts
 from service.statistics.verdict import judge_cell
@@ -37,10 +46,6 @@ from service.tables import BranchCommit, Commit, Measurement, Run, RunState
 router = APIRouter(prefix=API, tags=["commits"], dependencies=[Depends(reader)])
 COMMITS_AT_ONCE = 100
 """Commits whose cells are read together for a CSV file."""
-CleanBelow = Annotated[
-    float,
-    Field(gt=0, lt=1, description="Rate that a cell without a failure has to be shown below."),
-]
 
 
 class CommitCell(CellOut, CountedOut):

@@ -15,6 +15,7 @@ from service.api.cursor import Cursor, Page, at_number, next_of, number_of
 from service.api.documentation import API, errors
 from service.api.errors import missing, refused
 from service.api.parameters import Filters, Limit, Ref, Subject
+from service.api.rows import taken
 from service.settings import ServiceSettings
 from service.tables import BranchCommit, Commit
 
@@ -35,7 +36,7 @@ class CommitOut(BaseModel):
     @classmethod
     def of(cls, row: Commit) -> CommitOut:
         """As the API writes a commit."""
-        return cls(**row.model_dump(exclude={"id", "subject"}))
+        return cls(**taken(row, cls))
 
 
 class PlacedCommit(CommitOut):

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from runner.outcome import Outcome
+from service.api.rows import taken
 from service.statistics.comparison import difference
 from service.statistics.counts import Counts
 from service.statistics.kinds import Kind
@@ -107,7 +108,7 @@ class EnvironmentOut(BaseModel):
     def of(cls, row: Environment) -> EnvironmentOut:
         """As the API writes an environment."""
         assert row.id is not None, "the environment is stored"
-        return cls(**row.model_dump(exclude={"digest"}), emulated=row.emulated)
+        return cls(**taken(row, cls))
 
 
 def cell_fields(cell: Cell) -> dict[str, Any]:

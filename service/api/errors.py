@@ -52,9 +52,9 @@ async def _http(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = _allowed(request)
         headers = {**{k: v for k, v in headers.items() if k.lower() != "allow"}, "Allow": allowed}
-        detail = f"{request.method} is not allowed on {request.url.path}; allowed: {allowed}"
+        detail = f"{request.method} is not allowed on {_path(request)}; allowed: {allowed}"
     elif error.status_code == HTTPStatus.NOT_FOUND and detail == HTTPStatus(404).phrase:
-        detail = f"there is nothing at {request.url.path}"
+        detail = f"there is nothing at {_path(request)}"
     elif error.status_code == HTTPStatus.BAD_REQUEST and "parsing the body" in detail:
         detail = "the body is not valid JSON in UTF-8, or it is nested too deeply"
     return problem(error.status_code, detail=detail, headers=headers)
@@ -111,6 +111,11 @@ def crashed(method: str, path: str, error: BaseException) -> Response:
     return problem(500, detail="the service failed at this; its log says why, the answer not")
 
 
+def _path(request: Request) -> str:
+    path = request.url.path
+    return path if len(path) <= 2 * SHOWN else f"{path[: 2 * SHOWN]}..."
+
+
 def _allowed(request: Request) -> str:
     """Methods that the path takes, over all routes that have it."""
     found = []
@@ -142,7 +147,7 @@ _SAID = {
 
 def _sentence(error: Mapping[str, Any]) -> str:
     place, *rest = error["loc"]
-    name = ".".join(str(part) for part in rest)
+    name = ".".join(str(part) for part in rest if not str(part).startswith("~"))
     where = {
         "query": f"query parameter {name}",
         "path": f"path parameter {name}",

@@ -78,6 +78,15 @@ async def _body(request: Request, _: MayRun) -> str:
                 "application/json": {
                     "schema": {
                         "type": "object",
+                        "required": [
+                            "run",
+                            "subject",
+                            "commit",
+                            "device",
+                            "matrix",
+                            "cells",
+                            "trials",
+                        ],
                         "description": "The result that `racewatch run --json` writes.",
                     }
                 },

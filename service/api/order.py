@@ -9,7 +9,15 @@ from typing import Annotated, Any
 from uuid import UUID, uuid5
 
 from fastapi import APIRouter, Header, Request, Response
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+)
 from sqlalchemy import func, text
 from sqlmodel import Session, col, select
 
@@ -20,7 +28,17 @@ from runner.matrix import MAX_HOLD_MS, MAX_TRIALS, Matrix, Program, Recipe
 from service.api.access import Caller, MayRun
 from service.api.documentation import API, Said, errors
 from service.api.errors import missing, refused
-from service.api.parameters import Device, Ref, RunId, ShaPrefix, Subject, Text
+from service.api.parameters import (
+    INTEGRAL,
+    VARIANT,
+    CleanBelow,
+    Device,
+    Ref,
+    RunId,
+    ShaPrefix,
+    Subject,
+    Text,
+)
 from service.api.runs import RunWhole, whole
 from service.database import Database
 from service.github import pulls
@@ -36,7 +54,6 @@ _PULL = re.compile(r"(?:refs/)?pull/([1-9][0-9]{0,8})(?:/head)?")
 _SHA = re.compile(r"[0-9a-f]{7,40}")
 CELLS = 200
 """Cells of a matrix that a request may bring."""
-_VARIANT_PART = r"(?:stock|owned-stream|unregistered|ffi13|pr-[1-9][0-9]{0,8})"
 
 
 class CellIn(Said):
@@ -44,7 +61,7 @@ class CellIn(Said):
 
     variant: Annotated[
         str,
-        StringConstraints(max_length=200, pattern=rf"^{_VARIANT_PART}(?:\+{_VARIANT_PART})*$"),
+        StringConstraints(max_length=200, pattern=VARIANT),
     ] = Field(examples=["stock"])
     name: (
         Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 .,_+/-]{0,79}$")] | None
@@ -54,7 +71,7 @@ class CellIn(Said):
     background_period_ms: float = Field(default=0.0, ge=0, le=MAX_HOLD_MS)
     hold_ms: float = Field(default=0.0, ge=0, le=MAX_HOLD_MS)
     recipe: Annotated[Recipe, Field(strict=False)] = Recipe.AUTO
-    trials: int = Field(default=10, ge=1, le=MAX_TRIALS)
+    trials: Annotated[int, Field(ge=1, le=MAX_TRIALS), INTEGRAL] = 10
 
 
 class MatrixIn(Said):
@@ -64,21 +81,50 @@ class MatrixIn(Said):
         examples=["my-matrix"]
     )
     title: Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
-    clean_below: float = Field(default=0.05, gt=0, lt=1)
+    clean_below: CleanBelow = 0.05
     cells: list[CellIn] = Field(min_length=1, max_length=CELLS)
+
+
+def _known(name: str) -> str:
+    """A matrix that ships: a name is never taken for a file's of this host."""
+    if name not in matrices.available():
+        raise ValueError(f"must be one of {', '.join(matrices.available())}, or a matrix itself")
+    return name
+
+
+MatrixName = Annotated[
+    Text, Field(json_schema_extra={"enum": list(matrices.available())}), AfterValidator(_known)
+]
+
+
+def _kind_of_matrix(value: Any) -> str:
+    return "~name" if isinstance(value, str) else "~own"
+
+
+MatrixChoice = Annotated[
+    Annotated[MatrixName, Tag("~name")] | Annotated[MatrixIn, Tag("~own")],
+    Discriminator(_kind_of_matrix),
+]
+"""By what it is, so that an error tells of the one that is meant. (A `~` marks what errors do not
+name.)"""
 
 
 class RunIn(Said):
     """What to run: a ref or a release, through a matrix, on a kind of device."""
 
+    # Either of the two is needed, which JSON Schema says so.
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": ["ref"]}, {"required": ["version"]}]}
+    )
+
     subject: Subject
-    ref: Ref | None = Field(
-        default=None, description="A branch, a tag, a commit or `pull/N`; or give version."
+    ref: Ref = Field(
+        default="", description="A branch, a tag, a commit or `pull/N`; or give version."
     )
-    version: ShaPrefix | None = Field(
-        default=None, description="A release from the package index.", examples=["2.9.0"]
+    version: ShaPrefix = Field(
+        default="", description="A release from the package index.", examples=["2.9.0"]
     )
-    matrix: Text | MatrixIn | None = Field(
+    matrix: MatrixChoice | None = Field(
         default=None,
         description="The name of one that ships, or one of your own; by default the subject's.",
         examples=["quick"],
@@ -86,8 +132,8 @@ class RunIn(Said):
     queue: Device | None = Field(
         default=None, description="By default the first that the subject is tracked on."
     )
-    trials: int | None = Field(
-        default=None, ge=1, le=MAX_TRIALS, description="Of each cell, in place of the matrix's."
+    trials: Annotated[int, Field(ge=1, le=MAX_TRIALS), INTEGRAL] | None = Field(
+        default=None, description="Of each cell, in place of the matrix's."
     )
     sequential: bool = Field(default=False, description="Cells stop as soon as they are decided.")
 
@@ -192,7 +238,7 @@ def _before(session: Session, identity: UUID, said: str) -> Run | None:
 def _request(
     session: Session, settings: ServiceSettings, caller: Caller, body: RunIn
 ) -> RunRequest:
-    if (body.ref is None) == (body.version is None):
+    if bool(body.ref) == bool(body.version):
         raise InputError("body: give either ref or version")
     if body.subject not in settings.subjects:
         raise missing("tracked subject", body.subject)
@@ -202,13 +248,13 @@ def _request(
         subject=tracked.name,
         matrix=matrix,
         queue=_queue(session, tracked, body.queue),
-        version=body.version or "",
+        version=body.version,
         toolchain=tracked.toolchain,
         requested_by=caller.name,
         sequential=body.sequential,
         facts={"repository": tracked.source} if tracked.source else {},
     )
-    if body.ref is not None:
+    if body.ref:
         wanted = _of_ref(session, tracked, caller, body.ref, wanted)
     for number in {n for cell in matrix.cells for n in cell.variant.pulls}:
         wanted = _with_pull(session, tracked, caller, number, wanted)
@@ -216,16 +262,11 @@ def _request(
 
 
 def _matrix(tracked: Tracked, body: RunIn) -> Matrix:
-    """The matrix that is meant; a name is never taken for a file's of this host."""
+    """The matrix that is meant."""
     if isinstance(body.matrix, MatrixIn):
         matrix = matrices.from_data(body.matrix.model_dump(mode="json", exclude_none=True))
-    elif body.matrix is None:
-        matrix = matrices.load(tracked.push_matrix)
-    elif body.matrix in matrices.available():
-        matrix = matrices.load(body.matrix)
     else:
-        names = ", ".join(matrices.available())
-        raise InputError(f"body, matrix: there is no {body.matrix!r}; there are {names}")
+        matrix = matrices.load(body.matrix or tracked.push_matrix)
     return matrix.with_trials(body.trials)
 
 
@@ -237,9 +278,10 @@ def _queue(session: Session, tracked: Tracked, asked: str | None) -> str:
     for queues in session.exec(select(Worker.queues).where(Worker.state != WorkerState.STOPPED)):
         known |= {name.removeprefix("trial-") for name in queues if name.startswith("trial-")}
     if asked not in known:
-        raise InputError(
-            f"body, queue: {tracked.name} is tracked on {', '.join(tracked.queues) or 'none'}, and "
-            f"no worker takes {asked!r}; there are {', '.join(sorted(known)) or 'none'}"
+        raise refused(
+            409,
+            f"queue: {tracked.name} is tracked on {', '.join(tracked.queues) or 'none'}, and "
+            f"no worker takes {asked!r}; there are {', '.join(sorted(known)) or 'none'}",
         )
     return asked
 

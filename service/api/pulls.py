@@ -10,11 +10,13 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field, StringConstraints
 from sqlmodel import col, select
 
+from runner.errors import InputError
 from service.api.access import MayApprove, reader
 from service.api.cursor import Cursor, Page, at_number, next_of, number_of
 from service.api.documentation import API, Said, errors
-from service.api.errors import missing
-from service.api.parameters import Filters, Limit, Subject
+from service.api.errors import missing, refused
+from service.api.parameters import INTEGRAL, Filters, Limit, Subject
+from service.api.rows import taken
 from service.github.approval import approve_commit
 from service.tables import Approval, Pull, Run, RunState
 
@@ -64,7 +66,7 @@ class ApprovalIn(Said):
     """The commit that was read and found good."""
 
     subject: Subject
-    pull: int = Field(ge=1, le=999_999_999, examples=[2800])
+    pull: Annotated[int, Field(ge=1, le=999_999_999, examples=[2800]), INTEGRAL]
     sha: Annotated[
         str, StringConstraints(pattern=r"^[0-9A-Fa-f]{7,40}$"), Field(examples=["81a6d4f0c2"])
     ] = Field(description="The head commit, whole or its first 7 digits and more.")
@@ -121,7 +123,7 @@ def list_pulls(
     return Page(
         items=[
             PullOut(
-                **pull.model_dump(),
+                **taken(pull, PullOut, but=("approved_by", "run")),
                 approved_by=by,
                 run=PullRun(id=run.id, state=run.state) if run else None,
             )
@@ -135,16 +137,19 @@ def list_pulls(
     "/approvals",
     operation_id="approveCommit",
     summary="Approve the head commit of a pull request",
-    responses=errors(400, 403, 404, 413, 415),
+    responses=errors(400, 403, 404, 409, 413, 415),
 )
 def approve(request: Request, caller: MayApprove, body: ApprovalIn) -> ApprovalOut:
     """Runs of exactly this commit that await approval begin; a later push needs another one."""
     if body.subject not in request.app.state.settings.subjects:
         raise missing("tracked subject", body.subject)
     with request.app.state.database.session() as session:
-        approved = approve_commit(
-            session, body.subject, body.pull, body.sha, by=caller.name, via="api"
-        )
+        try:
+            approved = approve_commit(
+                session, body.subject, body.pull, body.sha, by=caller.name, via="api"
+            )
+        except InputError as error:  # what was asked is sound, and not how things stand
+            raise refused(409, str(error)) from error
     return ApprovalOut(
         subject=body.subject,
         pull=body.pull,

@@ -40,6 +40,7 @@ from service.api.parameters import (
     Text,
     Time,
 )
+from service.api.rows import taken
 from service.database import Database
 from service.judged import JudgedCell, cells_of
 from service.tables import (
@@ -293,9 +294,7 @@ def _with_progress(session: Session, rows: Sequence[_Row]) -> list[RunOut]:
     progress = _progress(session, [run.id for run, _, _ in rows])
     return [
         RunOut(
-            **run.model_dump(
-                include=set(RunOut.model_fields) - {"commit", "matrix", "environment", "progress"}
-            ),
+            **taken(run, RunOut, but=("commit", "matrix", "environment", "progress")),
             commit=CommitOut.of(commit) if commit else None,
             matrix=run.matrix_name,
             environment=EnvironmentOut.of(environment) if environment else None,
@@ -341,18 +340,18 @@ def _cells(session: Session, run: Run) -> list[RunCellOut]:
     judged = {one.name: one for one in cells_of(session, run)} if run.base_commit_id else {}
     return [
         RunCellOut(
-            **row.model_dump(
-                include={
-                    "name", "position", "build", "wanted", "recorded", "decided", "outcome",
-                    "signature",
-                }
-            ),
+            **{name: getattr(row, name) for name in _OF_ROW},
             **cell_fields(cell),
             **counted_fields(measurement, run.clean_below, _why_not(row)),
             against_base=_against(judged.get(row.name)),
         )
         for row, cell, measurement in _ordered(session, run.id)
     ]  # fmt: skip
+
+
+_OF_ROW = (
+    "name", "position", "build", "wanted", "recorded", "decided", "outcome", "signature",
+)  # fmt: skip
 
 
 def _why_not(cell: RunCell) -> str:

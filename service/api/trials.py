@@ -22,6 +22,7 @@ from service.api.documentation import API, Responses, csv_too, errors
 from service.api.errors import missing, refused
 from service.api.export import ROWS_AT_ONCE, FormatParameter, csv_response, wants_csv
 from service.api.parameters import Filters, Limit, RowId, RunId, Text
+from service.api.rows import taken
 from service.database import Database
 from service.tables import (
     Build,
@@ -255,7 +256,7 @@ def _fields(trial: Trial, cell_name: str | None, _: Cell, worker: str | None) ->
     if trial.worker_id is not None and worker is not None:
         who = WorkerName(id=trial.worker_id, name=worker)
     return {
-        **trial.model_dump(include=set(TrialOut.model_fields) - {"run", "cell", "worker", "log"}),
+        **taken(trial, TrialOut, but=("run", "cell", "worker", "log")),
         "run": trial.run_id,
         "cell": cell_name,
         "worker": who,

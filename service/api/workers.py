@@ -16,6 +16,7 @@ from service.api.counted import EnvironmentOut
 from service.api.cursor import Cursor, Page, at_moment, moment_of, next_of
 from service.api.documentation import API, errors
 from service.api.parameters import Filters, Limit
+from service.api.rows import taken
 from service.metrics import QUEUES
 from service.tables import OPEN_STATES, Environment, Run, RunState, Worker, WorkerState
 
@@ -119,7 +120,7 @@ def get_queue(request: Request) -> QueuesOut:
 
 def _worker(worker: Worker, environment: Environment | None) -> WorkerOut:
     return WorkerOut(
-        **worker.model_dump(include=set(WorkerOut.model_fields) - {"environment"}),
+        **taken(worker, WorkerOut, but=("environment",)),
         environment=EnvironmentOut.of(environment) if environment else None,
     )
 

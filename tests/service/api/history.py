@@ -54,17 +54,24 @@ def make(database: Database) -> History:
         session.add(Head(subject=SUBJECT, ref="main", sha=BROKEN))
         session.add(
             Pull(
-                subject=SUBJECT, number=12, title="A fork's", author="someone",
-                head_sha=FORK_HEAD, fork=True,
-            )  # fmt: skip
+                subject=SUBJECT,
+                number=12,
+                title="A fork's",
+                author="someone",
+                head_sha=FORK_HEAD,
+                fork=True,
+            )
         )
         session.add(
             Pull(subject=SUBJECT, number=13, title="Our own", head_sha=OWN_HEAD, fork=False)
         )
         worker = Worker(
-            name="gpu-1", host="gpu-1", pid=1, queues=["build-te", "trial-sm90"],
+            name="gpu-1",
+            host="gpu-1",
+            pid=1,
+            queues=["build-te", "trial-sm90"],
             state=WorkerState.LIVE,
-        )  # fmt: skip
+        )
         session.add(worker)
         session.flush()
         for n, (sha, passed, failed) in enumerate(

@@ -31,7 +31,9 @@ def test_writing_without_a_token(client: TestClient, path: str, body: object) ->
 
 
 @pytest.mark.parametrize(("path", "body"), WRITES)
-@pytest.mark.parametrize("value", ["Bearer nonsense", "Bearer rw_x", "Bearer ", "Bearer é", "bearer"])
+@pytest.mark.parametrize(
+    "value", ["Bearer nonsense", "Bearer rw_x", "Bearer ", "Bearer é", "bearer"]
+)
 def test_writing_with_a_token_that_is_none(
     client: TestClient, path: str, body: object, value: str
 ) -> None:
@@ -77,9 +79,7 @@ def private(db: Database, tmp_path: Path) -> TestClient:
 
 
 @pytest.mark.parametrize("path", ["/api/v1/runs", "/api/v1/queue", "/metrics", "/", "/runs"])
-def test_a_private_service_shows_nothing_without_a_token(
-    private: TestClient, path: str
-) -> None:
+def test_a_private_service_shows_nothing_without_a_token(private: TestClient, path: str) -> None:
     answer = private.get(path)
     assert answer.status_code == 401
     assert "Basic" in answer.headers["www-authenticate"]

@@ -110,9 +110,13 @@ def test_commits_that_share_a_build_share_its_counts(
         for name in ("stock", "pr-7+stock"):
             session.add(
                 CommitBuild(
-                    commit_id=commit.id, name=name, toolchain="cu13", architecture="sm90",
-                    state="done", build_id=history.builds[RACE],
-                )  # fmt: skip
+                    commit_id=commit.id,
+                    name=name,
+                    toolchain="cu13",
+                    architecture="sm90",
+                    state="done",
+                    build_id=history.builds[RACE],
+                )
             )
     assert verdicts(client)["9" * 40] == [("races", 6, 10)]
 
@@ -136,9 +140,7 @@ def test_what_says_nothing_of_a_commit_is_left_out(
     assert verdicts(client)[RACE] == [("races", 6, 10)]
 
 
-def test_emulated_trials_stand_apart(
-    client: TestClient, history: History, db: Database
-) -> None:
+def test_emulated_trials_stand_apart(client: TestClient, history: History, db: Database) -> None:
     with db.session() as session:
         commit = session.exec(
             select(CommitBuild.commit_id).where(CommitBuild.build_id == history.builds[RACE])
@@ -147,9 +149,13 @@ def test_emulated_trials_stand_apart(
         build = session.get_one(Build, history.builds[RACE])
         session.add(
             CommitBuild(
-                commit_id=commit, name="stock", toolchain="host", architecture="emulated",
-                state="done", build_id=build.id,
-            )  # fmt: skip
+                commit_id=commit,
+                name="stock",
+                toolchain="host",
+                architecture="emulated",
+                state="done",
+                build_id=build.id,
+            )
         )
         cell = rows.cell_row(session, MATRIX.cells[0])
         rows.measurement_row(session, build, cell, environment).passed = 30
@@ -257,7 +263,9 @@ def test_a_beginning_that_several_commits_share(
         rows.commit_row(session, "te", result.Commit("aa" + "0" * 38, "main"))
     answer = client.get(f"/api/v1/compare?subject=te&a=aa&b={RACE}")
     assert answer.status_code == 409
-    assert "'aa' is ambiguous, give more of it: aa0000000000, aaaaaaaaaaaa" in answer.json()["detail"]
+    assert (
+        "'aa' is ambiguous, give more of it: aa0000000000, aaaaaaaaaaaa" in answer.json()["detail"]
+    )
     assert client.get(f"/api/v1/compare?subject=te&a={GOOD}&b={RACE}").status_code == 200
 
 

@@ -9,11 +9,11 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
-from sqlmodel import col, select
+from sqlmodel import select
 from starlette.testclient import TestClient
 
 from service.database import Database
-from service.tables import Approval, Head, Run, RunCell, RunState
+from service.tables import Approval, Head, Run, RunCell
 from tests.service.api.history import FORK_HEAD, OWN_HEAD, RACE, History
 
 Headers = dict[str, str]
@@ -69,9 +69,13 @@ def test_a_matrix_of_ones_own(client: TestClient, runner: Headers) -> None:
         ({}, 422, "body: give either ref or version"),
         ({"ref": "main", "version": "2.9.0"}, 422, "body: give either ref or version"),
         ({"ref": "main", "subject": "other"}, 404, "there is no tracked subject 'other'"),
-        ({"ref": "main", "matrix": "mine"}, 422, "body, matrix: there is no 'mine'; there are"),
-        ({"ref": "main", "matrix": "/etc/passwd"}, 422, "body, matrix: there is no '/etc/passwd'"),
-        ({"ref": "main", "queue": "sm12"}, 422, "body, queue: te is tracked on sm90, and no"),
+        ({"ref": "main", "matrix": "mine"}, 422, "body, matrix: must be one of"),
+        ({"ref": "main", "matrix": "/etc/passwd"}, 422, "body, matrix: must be one of"),
+        (
+            {"ref": "main", "queue": "sm12"},
+            409,
+            "queue: te is tracked on sm90, and no worker takes 'sm12'",
+        ),
         ({"ref": "main", "trials": 0}, 422, "body, trials: must be greater than or equal to 1"),
         ({"ref": "main", "trials": True}, 422, "body, trials: must be a valid integer, got True"),
         ({"ref": "main", "trials": "3"}, 422, "body, trials: must be a valid integer, got '3'"),
@@ -106,13 +110,13 @@ def test_what_cannot_be_run_is_refused_with_one_sentence(
 @pytest.mark.parametrize(
     ("cells", "sentence"),
     [
-        ([], "should have at least 1 item"),
-        ([{"variant": "mine"}], "must match"),
+        ([], "must have at least 1 item"),
+        ([{"variant": "mine"}], "must be a variant, such as"),
         ([{"variant": "stock", "hold_ms": -1}], "must be greater than or equal to 0"),
         ([{"variant": "unregistered", "hold_ms": 5}], "hold_ms must be 0"),
-        ([{"variant": "stock+ffi13"}], "combines what excludes itself"),
+        ([{"variant": "stock+ffi13"}], "must be a variant, such as"),
         ([{"variant": "stock", "name": "x"}] * 2, "name 'x' is taken by cell 1"),
-        ([{"variant": "stock"}] * 201, "should have at most 200 items"),
+        ([{"variant": "stock"}] * 201, "must have at most 200 items"),
     ],
 )
 def test_a_matrix_that_is_not_valid(
@@ -121,7 +125,7 @@ def test_a_matrix_that_is_not_valid(
     answer = start(client, runner, ref="main", matrix={"name": "mine", "cells": cells})
     assert answer.status_code == 422
     told = [answer.json()["detail"], *answer.json().get("errors", [])]
-    assert any(sentence.replace("should", "must") in one for one in told), told
+    assert any(sentence in one for one in told), told
 
 
 def test_a_queue_that_a_worker_serves_may_be_asked_for(
@@ -257,16 +261,13 @@ def test_a_run_that_is_not_there_is_not_cancelled(client: TestClient, runner: He
 
 
 def test_nothing_is_left_of_a_run_that_could_not_be_ordered(
-    client: TestClient, runner: Headers, db: Database, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, runner: Headers, db: Database
 ) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("the queue is gone")
-
-    monkeypatch.setattr("service.submit.wake", broken)
+    with db.session() as session:
+        session.connection().execute(text("DROP TABLE procrastinate_jobs CASCADE"))
     answer = start(client, runner, ref="main")
     assert answer.status_code == 500
-    assert "queue is gone" not in answer.text
+    assert "procrastinate" not in answer.text
     with db.session() as session:
         assert session.exec(select(Run)).all() == []
         assert session.exec(select(RunCell)).all() == []
-        assert session.exec(select(Run).where(col(Run.state) == RunState.QUEUED)).all() == []

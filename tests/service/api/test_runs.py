@@ -181,7 +181,9 @@ def test_a_run_that_is_not_there(client: TestClient) -> None:
     assert answer.json()["detail"] == f"there is no run '{missing}'"
 
 
-@pytest.mark.parametrize("identity", ["1", "x" * 36, "%00", "{aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa}"])
+@pytest.mark.parametrize(
+    "identity", ["1", "x" * 36, "%00", "{aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa}"]
+)
 def test_an_id_that_is_none(client: TestClient, identity: str) -> None:
     answer = client.get(f"/api/v1/runs/{identity}")
     assert answer.status_code == 422
@@ -213,7 +215,11 @@ def test_runs_as_csv(
 
 @pytest.mark.parametrize(
     ("query", "headers"),
-    [("?format=json", {"Accept": "text/csv"}), ("", {"Accept": "*/*"}), ("", {"Accept": "text/html"})],
+    [
+        ("?format=json", {"Accept": "text/csv"}),
+        ("", {"Accept": "*/*"}),
+        ("", {"Accept": "text/html"}),
+    ],
 )
 def test_json_unless_csv_is_liked_better(
     client: TestClient, query: str, headers: dict[str, str]

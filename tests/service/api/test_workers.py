@@ -23,9 +23,7 @@ def get(client: TestClient, path: str) -> Any:
     return answer.json()
 
 
-def test_workers_in_pages_and_by_state(
-    client: TestClient, history: History, db: Database
-) -> None:
+def test_workers_in_pages_and_by_state(client: TestClient, history: History, db: Database) -> None:
     with db.session() as session:
         for n in range(3):
             session.add(Worker(name=f"w{n}", host="h", pid=n, state=WorkerState.LOST))
@@ -114,10 +112,10 @@ def test_an_approval_lets_exactly_the_waiting_runs_of_that_commit_begin(
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [
-        ({"sha": "f" * 40}, 422, f"{'f' * 40} is not the head of pull request 12"),
-        ({"pull": 77}, 422, "pull request 77 of te is not known here"),
+        ({"sha": "f" * 40}, 409, f"{'f' * 40} is not the head of pull request 12"),
+        ({"pull": 77}, 409, "pull request 77 of te is not known here"),
         ({"subject": "other"}, 404, "there is no tracked subject 'other'"),
-        ({"sha": "xyz"}, 422, "body, sha: must match"),
+        ({"sha": "xyz"}, 422, "body, sha: must be 7 to 40 hexadecimal digits"),
         ({"sha": None}, 422, "body, sha: must be a valid string, got None"),
         ({"pull": 2**40}, 422, "body, pull: must be less than or equal to 999999999"),
     ],
