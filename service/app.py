@@ -15,7 +15,7 @@ from service import api, pages, schema
 from service.api.access import reader
 from service.api.documentation import API, describe, errors
 from service.api.errors import install, unavailable
-from service.api.guard import BodyLimit, Guard, SafeHeaders
+from service.api.guard import BodyLimit, Guard, Head, SafeHeaders
 from service.database import Database
 from service.github import webhook
 from service.metrics import CONTENT_TYPE, Metrics, RequestTimes
@@ -26,6 +26,8 @@ MAX_BODY = 1024 * 1024
 """Bytes of a body, where an endpoint does not say otherwise itself."""
 UNLIMITED = ("/webhooks/", f"{API}/imports")
 """Paths whose endpoints limit their bodies themselves."""
+ENDLESS = ("/events",)
+"""Paths whose answers go on for as long as someone listens."""
 _COMPRESSED_FROM = 1_000
 _COMPRESS_LEVEL = 4
 """A tenth larger than at 9, in a third of the time: a grid must be out quickly."""
@@ -40,14 +42,12 @@ class Alive(BaseModel):
 health = APIRouter(tags=["health"])
 
 
-@health.head("/healthz", include_in_schema=False)
 @health.get("/healthz", operation_id="getHealth", summary="Whether the process is alive")
 def healthz() -> Alive:
     """Asks nothing of the database."""
     return Alive(status="ok")
 
 
-@health.head("/readyz", include_in_schema=False, response_model=Alive)
 @health.get(
     "/readyz",
     operation_id="getReadiness",
@@ -97,6 +97,7 @@ def create_app(settings: ServiceSettings, database: Database) -> FastAPI:
         openapi_url=f"{API}/openapi.json",
         redirect_slashes=False,
         middleware=[
+            Middleware(Head, but=ENDLESS),
             Middleware(Guard),
             Middleware(BodyLimit, most=MAX_BODY, but=UNLIMITED),
         ],

@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, Info, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -39,6 +40,9 @@ class Metrics:
             ["method", "route", "status"],
             buckets=_BUCKETS,
             registry=self.registry,
+        )
+        Info("racewatch", "What runs here", registry=self.registry).info(
+            {"version": version("racewatch")}
         )
         ProcessCollector(registry=self.registry)
         self.registry.register(DatabaseCollector(database))

@@ -25,7 +25,7 @@ from service.api.counted import (
     counted_fields,
 )
 from service.api.cursor import Cursor, Page, at_number, next_of, number_of
-from service.api.documentation import API, csv_too, errors
+from service.api.documentation import API, errors, paged
 from service.api.export import FormatParameter, csv_response, wants_csv
 from service.api.measured import Measured
 from service.api.parameters import (
@@ -122,7 +122,7 @@ CSV_COLUMNS = (
     operation_id="listCells",
     summary="Cells by commit range",
     response_model=Page[CommitCells],
-    responses=csv_too(errors(404, 409), ",".join(CSV_COLUMNS)),
+    responses=paged(errors(404, 409), CSV_COLUMNS),
 )
 def list_cells(request: Request, response: Response, asked: Annotated[CellFilters, Query()]) -> Any:
     """For each commit of a branch, newest first, its cells with counts, rate and verdict.

@@ -12,7 +12,7 @@ from sqlmodel import Session, col, select
 
 from service.api.access import reader
 from service.api.cursor import Cursor, Page, at_number, next_of, number_of
-from service.api.documentation import API, errors
+from service.api.documentation import API, errors, paged
 from service.api.errors import missing, refused
 from service.api.parameters import Filters, Limit, Ref, Subject
 from service.api.rows import taken
@@ -58,7 +58,7 @@ class CommitFilters(Filters):
     "/commits",
     operation_id="listCommits",
     summary="Commits of a branch, newest first",
-    responses=errors(404),
+    responses=paged(errors(404)),
 )
 def list_commits(
     request: Request, response: Response, asked: Annotated[CommitFilters, Query()]

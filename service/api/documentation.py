@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.problems import MEDIA_TYPE
+from service.problems import MEDIA_TYPE, phrase
 
 API = "/api/v1"
 Responses = dict[int | str, dict[str, Any]]
@@ -72,26 +72,37 @@ def errors(*statuses: int) -> Responses:
     return {
         status: {
             "description": _REASONS[status],
-            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+            "content": {
+                MEDIA_TYPE: {
+                    "schema": {"$ref": "#/components/schemas/Problem"},
+                    "example": _example(status),
+                }
+            },
         }
         for status in sorted({*statuses, 401, 422, 500, 503})
     }
 
 
-def csv_too(responses: Responses, example: str) -> Responses:
-    """The `responses` of a list that comes as CSV as well."""
-    text = {"schema": {"type": "string"}, "example": example}
-    return {**responses, 200: {"content": {"text/csv": text}}}
-
-
-def link_header() -> dict[str, Any]:
-    """The header of a page that is not the last one."""
+def _example(status: int) -> dict[str, Any]:
     return {
-        "Link": {
-            "description": 'The next page: `<...>; rel="next"`.',
-            "schema": {"type": "string"},
-        }
+        "type": "about:blank",
+        "title": phrase(status),
+        "status": status,
+        "detail": _REASONS[status],
     }
+
+
+def paged(responses: Responses, csv_columns: Sequence[str] = ()) -> Responses:
+    """The `responses` of a list in pages, which comes as CSV as well if its columns are given."""
+    link = {
+        "description": 'The next page, if there is one: `<...>; rel="next"`.',
+        "schema": {"type": "string"},
+    }
+    page: dict[str, Any] = {"headers": {"Link": link}}
+    if csv_columns:
+        text = {"schema": {"type": "string"}, "example": ",".join(csv_columns)}
+        page["content"] = {"text/csv": text}
+    return {**responses, 200: page}
 
 
 def describe(app: FastAPI, private: bool) -> Callable[[], dict[str, Any]]:

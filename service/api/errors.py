@@ -118,8 +118,11 @@ def _path(request: Request) -> str:
 
 def _allowed(request: Request) -> str:
     """Methods that the path takes, over all routes that have it."""
-    found = []
+    found: list[str] = []
     for method in METHODS:
+        if method == "HEAD" and "GET" in found and not request.url.path.startswith("/events"):
+            found.append(method)  # which is answered as GET is
+            continue
         for route in request.app.router.routes:
             scope = {**request.scope, "method": method, "fastapi": {}}
             if route.matches(scope)[0] is Match.FULL:

@@ -53,6 +53,30 @@ class SafeHeaders:
         await self._app(scope, receive, with_headers)
 
 
+class Head:
+    """Answers HEAD as GET without the body: monitors ask so. Not on paths whose body never ends."""
+
+    def __init__(self, app: ASGIApp, but: tuple[str, ...]) -> None:
+        self._app = app
+        self._but = but
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (
+            scope["type"] != "http"
+            or scope["method"] != "HEAD"
+            or scope["path"].startswith(self._but)
+        ):
+            await self._app(scope, receive, send)
+            return
+
+        async def without_body(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app({**scope, "method": "GET"}, receive, without_body)
+
+
 class BodyLimit:
     """Takes no larger body than `most` bytes, but on paths whose endpoint says so itself."""
 

@@ -114,7 +114,21 @@ class RunIn(Said):
 
     # Either of the two is needed, which JSON Schema says so.
     model_config = ConfigDict(
-        json_schema_extra={"oneOf": [{"required": ["ref"]}, {"required": ["version"]}]}
+        json_schema_extra={
+            "oneOf": [{"required": ["ref"]}, {"required": ["version"]}],
+            "examples": [
+                {"subject": "te", "ref": "main", "matrix": "issue-3863", "queue": "sm90"},
+                {"subject": "te", "version": "2.9.0", "trials": 72, "sequential": True},
+                {
+                    "subject": "te",
+                    "ref": "release_v2.9",
+                    "matrix": {
+                        "name": "held-open",
+                        "cells": [{"variant": "stock", "hold_ms": 20, "trials": 40}],
+                    },
+                },
+            ],
+        }
     )
 
     subject: Subject

@@ -13,7 +13,7 @@ from sqlmodel import col, select
 from runner.errors import InputError
 from service.api.access import MayApprove, reader
 from service.api.cursor import Cursor, Page, at_number, next_of, number_of
-from service.api.documentation import API, Said, errors
+from service.api.documentation import API, Said, errors, paged
 from service.api.errors import missing, refused
 from service.api.parameters import INTEGRAL, Filters, Limit, Subject
 from service.api.rows import taken
@@ -86,7 +86,7 @@ class ApprovalOut(BaseModel):
     "/pulls",
     operation_id="listPulls",
     summary="Pull requests, the newest first",
-    responses=errors(),
+    responses=paged(errors()),
 )
 def list_pulls(
     request: Request, response: Response, asked: Annotated[PullFilters, Query()]

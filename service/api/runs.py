@@ -25,7 +25,7 @@ from service.api.counted import (
     counted_fields,
 )
 from service.api.cursor import Cursor, Page, at_moment, moment_of, next_of
-from service.api.documentation import API, csv_too, errors
+from service.api.documentation import API, errors, paged
 from service.api.errors import missing
 from service.api.export import ROWS_AT_ONCE, FormatParameter, csv_response, wants_csv
 from service.api.parameters import (
@@ -192,7 +192,7 @@ _Row = tuple[Run, Commit | None, Environment | None]
     operation_id="listRuns",
     summary="Runs, newest first",
     response_model=Page[RunOut],
-    responses=csv_too(errors(), ",".join(CSV_COLUMNS)),
+    responses=paged(errors(), CSV_COLUMNS),
 )
 def list_runs(request: Request, response: Response, asked: Annotated[RunFilters, Query()]) -> Any:
     """All filters have to fit."""

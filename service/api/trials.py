@@ -18,7 +18,7 @@ from service.api.access import reader
 from service.api.commits import CommitOut
 from service.api.counted import CELL_COLUMNS, CellOut, EnvironmentOut, cell_fields
 from service.api.cursor import Cursor, Page, at_number, next_of, number_of
-from service.api.documentation import API, Responses, csv_too, errors
+from service.api.documentation import API, Responses, errors, paged
 from service.api.errors import missing, refused
 from service.api.export import ROWS_AT_ONCE, FormatParameter, csv_response, wants_csv
 from service.api.parameters import Filters, Limit, RowId, RunId, Text
@@ -113,7 +113,7 @@ _LOG: Responses = {
     operation_id="listTrials",
     summary="Trials of a run, in the order in which they were stored",
     response_model=Page[TrialOut],
-    responses=csv_too(errors(404), ",".join(CSV_COLUMNS)),
+    responses=paged(errors(404), CSV_COLUMNS),
 )
 def list_trials(
     request: Request, response: Response, run_id: RunId, asked: Annotated[TrialFilters, Query()]

@@ -14,7 +14,7 @@ from sqlmodel import Session, col, or_, select
 from service.api.access import reader
 from service.api.counted import EnvironmentOut
 from service.api.cursor import Cursor, Page, at_moment, moment_of, next_of
-from service.api.documentation import API, errors
+from service.api.documentation import API, errors, paged
 from service.api.parameters import Filters, Limit
 from service.api.rows import taken
 from service.metrics import QUEUES
@@ -73,7 +73,7 @@ class QueuesOut(BaseModel):
     "/workers",
     operation_id="listWorkers",
     summary="Workers, the last started first",
-    responses=errors(),
+    responses=paged(errors()),
 )
 def list_workers(
     request: Request, response: Response, asked: Annotated[WorkerFilters, Query()]

@@ -56,8 +56,8 @@ def test_what_is_not_there(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("PUT", "/api/v1/runs", "GET, POST"),
-        ("DELETE", "/api/v1/runs/6d3f6f0a-6a0e-4f57-9d0b-2f8d1a7a3c11", "GET"),
+        ("PUT", "/api/v1/runs", "GET, HEAD, POST"),
+        ("DELETE", "/api/v1/runs/6d3f6f0a-6a0e-4f57-9d0b-2f8d1a7a3c11", "GET, HEAD"),
         ("TRACE", "/api/v1/approvals", "POST"),
         ("GET", "/api/v1/imports", "POST"),
         ("GET", "/webhooks/github", "POST"),
@@ -71,10 +71,18 @@ def test_a_method_that_is_not_allowed(
     assert answer.headers["allow"] == allowed
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/api/v1/runs", "/", "/api/v1/runs/x"])
 def test_monitors_may_ask_with_head(client: TestClient, path: str) -> None:
+    got = client.get(path)
     answer = client.head(path)
-    assert (answer.status_code, answer.content) == (200, b"")
+    assert (answer.status_code, answer.content) == (got.status_code, b"")
+    assert answer.headers["content-type"] == got.headers["content-type"]
+
+
+def test_head_does_not_open_a_stream_that_never_ends(client: TestClient) -> None:
+    answer = client.head("/events")
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == "GET"
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,8 @@ def test_a_cursor_that_no_page_gave_is_refused_with_a_sentence(
 @pytest.mark.parametrize(
     ("query", "sentence"),
     [
-        ("limit=0", "query parameter limit: must be greater than or equal to 1, got '0'"),
-        ("limit=201", "query parameter limit: must be less than or equal to 200, got '201'"),
+        ("limit=0", "query parameter limit: must be greater than or equal to 1, got 0"),
+        ("limit=201", "query parameter limit: must be less than or equal to 200, got 201"),
         ("limit=1_0", "query parameter limit: must be a whole number, got '1_0'"),
         ("limit=" + "9" * 5000, "query parameter limit: must be a whole number, got"),
         ("pull=99999999999", "query parameter pull: must be less than or equal to 999999999"),
