@@ -70,7 +70,7 @@ class Change:
     def _is(self, topic: str) -> bool:
         key, separator, value = topic.partition(":")
         if separator:
-            return str(self.data.get(key)) == value
+            return key in self.data and str(self.data[key]) == value
         return self.data.get("kind") == topic
 
 
@@ -182,10 +182,15 @@ class Feed:
             self._task = asyncio.create_task(self._listen(), name="live")
 
     def _catch_up(self, subscription: Subscription, after: str) -> None:
-        """Offer what was published since the page was made, or say that it is no longer known."""
+        """Offer what was published since the page was made, or say that it is no longer known.
+
+        Where nobody listens yet, `_restart` says so as soon as someone does.
+        """
+        if not self._age:
+            return
         age, _, number = after.rpartition("-")
         oldest = self._kept[0].number if self._kept else self._number + 1
-        known = bool(age) and age == self._age and number.isdigit()
+        known = age == self._age and number.isascii() and number.isdigit()
         if not known or int(number) + 1 < oldest:
             subscription.miss()
             return

@@ -48,5 +48,9 @@ def show_measurement(
     if found is None:
         raise missing("measurement", measurement_id)
     return page(
-        request, "measurement.html", measurement=found, outcomes=OUTCOMES, clean_below=bound
+        request,
+        "measurement.html",
+        measurement=found,
+        outcomes_offered=OUTCOMES,
+        clean_below=bound,
     )

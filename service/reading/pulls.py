@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlmodel import Session, col, select
 
 from service.reading.runs import RunLine, run_lines
@@ -112,7 +113,7 @@ def _newest_runs(
             col(Run.pull).in_({number for _, number in heads}),
             col(Run.head_sha).in_(set(heads.values())),
         )
-        .distinct(col(Run.subject), col(Run.pull), col(Run.head_sha), col(Run.queue))
+        .ext(distinct_on(col(Run.subject), col(Run.pull), col(Run.head_sha), col(Run.queue)))
         .order_by(
             col(Run.subject),
             col(Run.pull),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from uuid import UUID
 
 from sqlmodel import Session, select
@@ -30,7 +31,6 @@ from service.tables import (
     ClaimState,
     Commit,
     CommitBuild,
-    Environment,
     Measurement,
     Origin,
     Pull,
@@ -41,6 +41,7 @@ from service.tables import (
     Worker,
 )
 from service.tables.columns import now
+from tests.service.conftest import _database
 
 H200 = result.Device("cuda", "NVIDIA H200", (9, 0), "580.159.04", "0.11.2", "2.20.2", ("0", "1"))
 OLD_H200 = replace(H200, driver="570.86.15")
@@ -90,6 +91,15 @@ RACES: Counts = {
     "softmax ffi13, background, hold 20 ms": {Outcome.DATA_LOSS: 2, Outcome.PASS: 4},
     "unregistered, background": {Outcome.PASS: 10, Outcome.INFRA_ERROR: 1},
 }
+
+
+@contextmanager
+def database(postgres: str, template: str) -> Iterator[Database]:
+    """A database with the whole schema on that server, dropped afterwards."""
+    with _database(postgres, template) as url:
+        found = Database(url)
+        yield found
+        found.close()
 
 
 @dataclass(frozen=True)
@@ -483,11 +493,6 @@ def _first_failure(session: Session, run: Run) -> int:
     return found
 
 
-def _id(row: Cell | RunCell | Measurement | Environment) -> int:
+def _id(row: Cell | RunCell | Measurement) -> int:
     assert row.id is not None, "the row was flushed"
     return row.id
-
-
-def moment(hours: float) -> datetime:
-    """So many hours ago."""
-    return now() - timedelta(hours=hours)
