@@ -27,7 +27,6 @@ from runner.node import Stopped, compilation_cache, guarded, in_own_folder
 from runner.result import Commit
 from runner.run import HARNESS, Base, BuildId, Plan, PreparedBuild, Run, builds_of, default_parallel
 from runner.sandbox.base import Sandbox
-from runner.sandbox.docker import DEFAULT_IMAGE, DockerSandbox
 from runner.sandbox.process import ProcessSandbox
 from runner.settings import Settings
 from runner.subject import Options, Request, Subject
@@ -210,7 +209,7 @@ def _trials(request: dict[str, Any], answer: Answer) -> None:
             run=request["run"],
         )
     )
-    a_run = Run(plan, _sandbox(sandbox, subject, plan, request.get("image") or DEFAULT_IMAGE))
+    a_run = Run(plan, _sandbox(sandbox, subject, plan, request.get("image", "")))
     for event in _events(a_run):
         answer(json.loads(result.dump(event)))
 
@@ -249,12 +248,15 @@ def _sandbox(name: str, subject: Subject, plan: Plan, image: str) -> Sandbox:
         return ProcessSandbox(plan.folder, subject.trial_python(), environment)
     if name != "docker":
         raise InputError(f"sandbox: unknown {name!r}; known: process, docker")
+    # Imported here, for it takes longer than all the rest of most jobs' imports.
+    from runner.sandbox.docker import DEFAULT_IMAGE, DockerSandbox
+
     return DockerSandbox.open(
         plan.folder,
         run=plan.run,
         device=plan.device,
         parallel=plan.parallel,
-        image=image,
+        image=image or DEFAULT_IMAGE,
         environment=environment,
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from runner.errors import MatrixError, VariantError
+from runner.rates import clean_trials
 from runner.variants.names import Variant
 
 _E = TypeVar("_E", bound=StrEnum)
@@ -79,6 +80,18 @@ class Matrix:
         if not 1 <= trials <= MAX_TRIALS:
             raise MatrixError(f"--trials: must be 1 to {MAX_TRIALS}, got {trials}")
         return replace(self, cells=tuple(replace(cell, trials=trials) for cell in self.cells))
+
+    def decisive(self) -> Matrix:
+        """The same cells, those that ship with as many trials as it takes to call them clean.
+
+        The number is fixed beforehand, so that it takes nothing from what the counts say.
+        """
+        enough = min(MAX_TRIALS, clean_trials(self.clean_below))
+        cells = (
+            replace(cell, trials=max(cell.trials, enough)) if cell.variant.ships else cell
+            for cell in self.cells
+        )
+        return replace(self, cells=tuple(cells))
 
     def only(self, names: tuple[str, ...]) -> Matrix:
         """The cells with these names, in the matrix's order."""

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from runner.demo_subject import DemoSubject
 from runner.errors import SubjectError
 from runner.subject import Options, Subject
-from runner.te_subject import TeSubject
 
-SUBJECTS: dict[str, Callable[[Options], Subject]] = {"demo": DemoSubject, "te": TeSubject}
+
+def _demo(options: Options) -> Subject:
+    from runner.demo_subject import DemoSubject
+
+    return DemoSubject(options)
+
+
+def _te(options: Options) -> Subject:
+    from runner.te_subject import TeSubject
+
+    return TeSubject(options)
+
+
+# Each imports its own when it is opened: a worker starts a process for every job, and what one
+# subject needs (a client of the package index, say) took longer to import than all the rest.
+SUBJECTS: dict[str, Callable[[Options], Subject]] = {"demo": _demo, "te": _te}
 
 
 def open_subject(name: str, options: Options) -> Subject:

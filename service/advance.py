@@ -14,8 +14,7 @@ from runner import matrix as matrices
 from runner import result
 from runner.outcome import Outcome
 from runner.run import BuildId, builds_of
-from runner.variants.names import BuildKind
-from runner.variants.names import Variant
+from runner.variants.names import BuildKind, Variant
 from service import branch, builds, claims, rows
 from service.events import publish
 from service.finished import on_run_changed

@@ -309,10 +309,9 @@ class Recorder:
             return found
         build = session.exec(select(Build).where(Build.key == event.build)).one()
         program = event.cell.removeprefix(result.REFERENCE).removeprefix(result.BASE)
-        recipe = next(
-            (c.recipe for c in self._batch.matrix.cells if str(c.program) == program),
-            matrices.Recipe.AUTO,
-        )
+        # Of a program's recipes the one that ran: a reference's name does not tell it.
+        asked = [c.recipe for c in self._batch.matrix.cells if str(c.program) == program]
+        recipe = next((r for r in asked if r == event.recipe), matrices.Recipe.AUTO)
         added = matrices.Cell(
             name="",
             variant=Variant.parse("stock"),

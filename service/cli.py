@@ -214,8 +214,9 @@ def import_command(
             except (OSError, UnicodeDecodeError) as error:
                 raise InputError(f"{file}: cannot be read: {error}") from error
             with database.session() as session:
-                taken = imports.import_text(session, text)
-            print(f"{file}: run {taken.run}: {taken.new_trials} new trials", flush=True)
+                taken = imports.import_all(session, text)
+            for one in taken:
+                print(f"{file}: run {one.run}: {one.new_trials} new trials", flush=True)
 
 
 @app.command("backfill")

@@ -9,6 +9,7 @@ from sqlalchemy import text
 from sqlmodel import Session
 
 CHANNEL = "racewatch"
+_NOTIFY = text("SELECT pg_notify(:channel, :payload)")
 
 
 def publish(session: Session, kind: str, **what: Any) -> None:
@@ -18,6 +19,4 @@ def publish(session: Session, kind: str, **what: Any) -> None:
     allows 8,000 bytes.
     """
     payload = json.dumps({"kind": kind, **what}, default=str)
-    session.connection().execute(
-        text("SELECT pg_notify(:channel, :payload)"), {"channel": CHANNEL, "payload": payload}
-    )
+    session.connection().execute(_NOTIFY, {"channel": CHANNEL, "payload": payload})

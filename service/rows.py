@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from sqlalchemy import text
 from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, SQLModel, col, select
 
@@ -18,6 +19,13 @@ from runner.run import PreparedBuild
 from service.tables import Build, Cell, Commit, Environment, Measurement
 
 _Row = TypeVar("_Row", bound=SQLModel)
+# Made once: putting a statement together takes longer than sending it.
+_COMMIT = (
+    insert(SQLModel.metadata.tables["commits"])
+    .on_conflict_do_nothing(index_elements=["subject", "sha"])
+    .returning(col(Commit.id))
+)
+_CELLS = text("SELECT digest, id FROM cells WHERE digest = ANY(:digests)")
 _REFUSED = re.compile("[\x00\ud800-\udfff]")
 LOG_CHARACTERS = 64_000
 """Of a log that is kept; of a longer one both ends."""
@@ -31,8 +39,8 @@ def cell_row(session: Session, cell: matrix.Cell, reference: bool = False) -> Ce
 def cell_ids(session: Session, cells: Sequence[matrix.Cell]) -> list[int]:
     """The ids of cells' rows, in order; in one statement where all are there."""
     digests = [_cell_digest(cell) for cell in cells]
-    there = select(Cell.digest, Cell.id).where(col(Cell.digest).in_(digests))
-    known = {row.digest: row.id for row in session.connection().execute(there)}
+    there = session.connection().execute(_CELLS, {"digests": digests})
+    known = {row.digest: row.id for row in there}
     found = (
         known.get(digest) or cell_row(session, cell).id
         for digest, cell in zip(digests, cells, strict=True)
@@ -94,23 +102,15 @@ def commit_id(session: Session, subject: str, commit: result.Commit) -> int | No
 
 def _made(session: Session, subject: str, commit: result.Commit) -> int | None:
     """The id of a commit's row, if it is new."""
-    statement = insert(Commit).values(
-        subject=subject,
-        sha=commit.sha,
-        ref=commit.ref,
-        title=text_of(commit.title),
-        author=text_of(commit.author),
-        date=moment_of(commit.date),
-    )
-    made: int | None = (
-        session.connection()
-        .execute(
-            statement.on_conflict_do_nothing(index_elements=["subject", "sha"]).returning(
-                col(Commit.id)
-            )
-        )
-        .scalar()
-    )
+    values = {
+        "subject": subject,
+        "sha": commit.sha,
+        "ref": commit.ref,
+        "title": text_of(commit.title),
+        "author": text_of(commit.author),
+        "date": moment_of(commit.date),
+    }
+    made: int | None = session.connection().execute(_COMMIT, values).scalar()
     return made
 
 
@@ -156,18 +156,18 @@ def measurement_row(
     return session.exec(select(Measurement).filter_by(**key)).one()
 
 
-def text_of(text: str) -> str:
+def text_of(raw: str) -> str:
     """Text as PostgreSQL takes it: no NUL, and no lone surrogate, which git's bytes may become."""
-    return _REFUSED.sub("�", text)
+    return _REFUSED.sub("�", raw)
 
 
-def both_ends(text: str, characters: int = LOG_CHARACTERS) -> str:
+def both_ends(raw: str, characters: int = LOG_CHARACTERS) -> str:
     """A log cut to its beginning and its end, where it is long; PostgreSQL takes no NUL."""
-    text = text_of(text)
-    if len(text) <= characters:
-        return text
+    log = text_of(raw)
+    if len(log) <= characters:
+        return log
     half = characters // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+    return f"{log[:half]}\n[... {len(log) - 2 * half} characters ...]\n{log[-half:]}"
 
 
 def capability(version: tuple[int, int]) -> str:
@@ -175,10 +175,10 @@ def capability(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}" if version[0] else ""
 
 
-def moment_of(text: str) -> datetime | None:
+def moment_of(iso: str) -> datetime | None:
     """A time in ISO 8601 as git writes it, None where there is none."""
     try:
-        moment = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(iso)
     except ValueError:
         return None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -51,7 +51,7 @@ class ServiceSettings(BaseSettings):
     """Every setting of the service; each is an environment variable `RACEWATCH_<NAME>`.
 
     database_url (also `DATABASE_URL`): of a PostgreSQL; empty for the embedded one in `home`.
-    config: a TOML file with `[subjects.<name>]` tables, see `Tracked`; without one TE and the demo are.
+    config: a TOML file with `[subjects.<name>]` tables, see `Tracked`; else TE and the demo.
     base_url: how people reach this service, for links. private: reading needs a token too.
     worker_lost_s: seconds of silence after which a worker's work goes to others. sweep_s: between
     two looks at what is open. batch_s: how long a worker holds a claim at most. drain_s: how long a

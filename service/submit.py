@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from sqlalchemy import insert, text
-from sqlmodel import Session, col, select
+from sqlmodel import Session, SQLModel, col, select
 
 from runner import matrix as matrices
 from runner import result
@@ -75,7 +75,7 @@ def submit_each(session: Session, request: RunRequest, queues: Sequence[str]) ->
         "wanted": plan.wanted,
     }
     connection = session.connection()
-    connection.execute(insert(Run), runs)
+    connection.execute(_RUNS, runs)
     connection.execute(_CELLS, cells)
     for run in runs:
         if run["state"] is RunState.QUEUED:
@@ -84,6 +84,7 @@ def submit_each(session: Session, request: RunRequest, queues: Sequence[str]) ->
     return [run["id"] for run in runs]
 
 
+_RUNS = insert(SQLModel.metadata.tables["runs"])
 _CELLS = text("""
     INSERT INTO run_cells
         (run_id, position, name, cell_id, build, wanted, recorded, decided, signature)

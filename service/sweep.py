@@ -97,13 +97,13 @@ def _stale_claims(silent: datetime) -> SelectOfScalar[UUID]:
     return select(Claim.id).where(Claim.state == ClaimState.LIVE, col(Claim.heartbeat_at) < silent)
 
 
-def _stale_builds(silent: datetime) -> SelectOfScalar[int]:
+def _stale_builds(silent: datetime) -> SelectOfScalar[int | None]:
     return select(col(CommitBuild.id)).where(
         CommitBuild.state == BuildState.BUILDING, col(CommitBuild.heartbeat_at) < silent
     )
 
 
-def _take_back(session: Session, build: int) -> None:
+def _take_back(session: Session, build: int | None) -> None:
     wanted = session.exec(
         select(CommitBuild).where(CommitBuild.id == build).with_for_update()
     ).one()

@@ -8,15 +8,15 @@ request before its head, so that a poll and a delivery wait for each other and b
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from uuid import UUID
 
-from sqlalchemy import case, or_
+from sqlalchemy import ARRAY, Integer, String, any_, bindparam, case
 from sqlalchemy.dialects.postgresql import insert
-from sqlmodel import Session, col, select
+from sqlmodel import Session, SQLModel, col, select
 
 from runner import matrix as matrices
 from runner import result
@@ -30,8 +30,50 @@ from service.tables.columns import now
 
 TAGS, PULLS = "tags/", "pull/"
 """How the names of heads begin that are no branches."""
+_ALWAYS = datetime.max.replace(tzinfo=UTC)
 STANDING = (*OPEN_STATES, RunState.AWAITING_APPROVAL, RunState.COMPLETE)
 """States of a run that make another one like it pointless."""
+
+
+# Made once: putting a statement together takes longer than sending it.
+_HEADS = insert(SQLModel.metadata.tables["heads"])
+_SAW = _HEADS.on_conflict_do_update(
+    index_elements=["subject", "ref"],
+    set_={"sha": _HEADS.excluded.sha, "seen_at": _HEADS.excluded.seen_at},
+    where=(col(Head.sha) != _HEADS.excluded.sha) & (col(Head.seen_at) <= bindparam("looked_at")),
+).returning(col(Head.ref))
+_PULLS = insert(SQLModel.metadata.tables["pulls"])
+_DESCRIBED = _PULLS.on_conflict_do_update(
+    index_elements=["subject", "number"],
+    set_={
+        **{c.name: _PULLS.excluded[c.name] for c in _PULLS.table.c if not c.primary_key},
+        # Of another head it is not known.
+        "merge_base": case(
+            (col(Pull.head_sha) == _PULLS.excluded.head_sha, col(Pull.merge_base)), else_=""
+        ),
+    },
+    where=(col(Pull.base_repository) == "") | (col(Pull.updated_at) <= _PULLS.excluded.updated_at),
+).returning(col(Pull.merge_base))
+_UNENDED = select(Run.id, Run.head_sha).where(
+    Run.subject == bindparam("of"),
+    Run.pull == bindparam("number"),
+    col(Run.state).in_((*OPEN_STATES, RunState.AWAITING_APPROVAL)),
+)
+_ALIKE = (
+    select(Commit.sha, Run.queue)
+    .join(Run, col(Run.commit_id) == col(Commit.id))
+    .where(
+        Commit.subject == bindparam("of"),
+        col(Commit.sha) == any_(bindparam("shas", type_=ARRAY(String))),
+        Run.subject == bindparam("of"),
+        Run.matrix_name == bindparam("name"),
+        Run.toolchain == bindparam("with"),
+        col(Run.adaptive).is_(False),
+        col(Run.state).in_(STANDING),
+        col(Run.pull).is_not_distinct_from(bindparam("number", type_=Integer)),
+    )
+)
+_ANY_ALIKE = _ALIKE.limit(1)
 
 
 def head_name(ref: str) -> str | None:
@@ -69,17 +111,8 @@ def saw(
     looked_at: when it was found to name that, for a look that takes a while: what was seen
     meanwhile is newer, and stays.
     """
-    made = insert(Head).values(subject=subject, ref=name, sha=sha, seen_at=now())
-    moved = col(Head.sha) != made.excluded.sha
-    if looked_at is not None:
-        moved &= col(Head.seen_at) <= looked_at
-    changed = session.connection().execute(
-        made.on_conflict_do_update(
-            index_elements=["subject", "ref"],
-            set_={"sha": made.excluded.sha, "seen_at": made.excluded.seen_at},
-            where=moved,
-        ).returning(col(Head.ref))
-    )
+    values = {"subject": subject, "ref": name, "sha": sha, "seen_at": now()}
+    changed = session.connection().execute(_SAW, {**values, "looked_at": looked_at or _ALWAYS})
     return changed.first() is not None
 
 
@@ -215,27 +248,22 @@ def standing_runs(
 ) -> set[tuple[str, str]]:
     """(commit, queue) of the runs that make another one of this matrix pointless.
 
-    A matrix of the same name whose cells have changed since is another one.
+    A matrix of the same name whose cells have changed since is another one, unless it is this one
+    with trials enough to decide.
     """
-    alike = (
-        select(Commit.sha, Run.queue)
-        .join(Run, col(Run.commit_id) == col(Commit.id))
-        .where(
-            Commit.subject == tracked.name,
-            col(Commit.sha).in_(shas),
-            Run.subject == tracked.name,
-            Run.matrix_name == matrix.name,
-            Run.toolchain == tracked.toolchain,
-            col(Run.adaptive).is_(False),
-            col(Run.state).in_(STANDING),
-            col(Run.pull).is_(None) if pull is None else col(Run.pull) == pull,
-        )
-    )
+    asked = {
+        "of": tracked.name,
+        "shas": list(shas),
+        "name": matrix.name,
+        "with": tracked.toolchain,
+        "number": pull,
+    }
     connection = session.connection()
-    if connection.execute(alike.limit(1)).first() is None:
+    if connection.execute(_ANY_ALIKE, asked).first() is None:
         return set()  # as for each new commit, which need not send the whole matrix along
-    same = alike.where(col(Run.matrix) == matrices.as_data(matrix))
-    return {(sha, queue) for sha, queue in connection.execute(same)}
+    alike = (matrices.as_data(matrix), matrices.as_data(matrix.decisive()))
+    same = _ALIKE.where(col(Run.matrix).in_(alike))
+    return {(sha, queue) for sha, queue in connection.execute(same, asked)}
 
 
 def cancel_all(session: Session, subject: str, pull: int, reason: str) -> int:
@@ -245,24 +273,22 @@ def cancel_all(session: Session, subject: str, pull: int, reason: str) -> int:
 
 def _unended(session: Session, subject: str, pull: int) -> list[tuple[UUID, str]]:
     """The runs of a pull request that have not ended, each with its head."""
-    states = (*OPEN_STATES, RunState.AWAITING_APPROVAL)
-    found = session.connection().execute(
-        select(Run.id, Run.head_sha).where(
-            Run.subject == subject, Run.pull == pull, col(Run.state).in_(states)
-        )
-    )
+    found = session.connection().execute(_UNENDED, {"of": subject, "number": pull})
     return [(run, head) for run, head in found]
 
 
 def load_matrix(name: str) -> Matrix:
-    """A matrix by the name or file that the configuration gives. Raises MatrixError."""
+    """A matrix by the name or file that the configuration gives, with trials enough to decide.
+
+    A status would wait for ever for trials that nobody orders. Raises MatrixError.
+    """
     path = Path(name)
     return _loaded(name, path.stat().st_mtime_ns if path.is_file() else 0)
 
 
 @lru_cache(maxsize=64)
 def _loaded(name: str, changed_at: int) -> Matrix:
-    return matrices.load(name)
+    return matrices.load(name).decisive()
 
 
 def _described(session: Session, tracked: Tracked, told: PullRequest) -> Pull | None:
@@ -285,18 +311,7 @@ def _described(session: Session, tracked: Tracked, told: PullRequest) -> Pull | 
         open=told.state == "open",
         updated_at=told.updated_at,
     )
-    values = pull.model_dump()
-    made = insert(Pull).values(**values)
-    changed = {name: made.excluded[name] for name in values.keys() - {"subject", "number"}}
-    same_head = col(Pull.head_sha) == made.excluded.head_sha
-    statement = made.on_conflict_do_update(
-        index_elements=["subject", "number"],
-        set_={**changed, "merge_base": case((same_head, col(Pull.merge_base)), else_="")},
-        where=or_(
-            col(Pull.base_repository) == "", col(Pull.updated_at) <= made.excluded.updated_at
-        ),
-    ).returning(col(Pull.merge_base))
-    taken = session.connection().execute(statement).first()
+    taken = session.connection().execute(_DESCRIBED, pull.model_dump()).first()
     if taken is None:
         return None
     (pull.merge_base,) = taken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from sqlalchemy import bindparam
 from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, col, select
 
@@ -13,11 +14,22 @@ from service import submit
 from service.tables import Approval, Head, Pull, Run, RunState
 from service.tables.columns import now
 
+# Made once: putting a statement together takes longer than sending it.
+_APPROVED = select(Approval.id).where(
+    Approval.subject == bindparam("commit_subject"), Approval.sha == bindparam("commit_sha")
+)
+_WAITING = select(Run.id).where(
+    Run.subject == bindparam("commit_subject"),
+    Run.head_sha == bindparam("commit_sha"),
+    Run.state == RunState.AWAITING_APPROVAL,
+)
+_WAITING_OF_PULL = _WAITING.where(Run.pull == bindparam("number"))
+
 
 def is_approved(session: Session, subject: str, sha: str) -> bool:
     """Whether someone with the right approved exactly this commit."""
-    found = select(Approval.id).where(Approval.subject == subject, Approval.sha == sha)
-    return session.connection().execute(found).first() is not None
+    commit = {"commit_subject": subject, "commit_sha": sha}
+    return session.connection().execute(_APPROVED, commit).first() is not None
 
 
 def needs_approval(session: Session, subject: str, pull: int, sha: str) -> bool:
@@ -70,12 +82,9 @@ def start_waiting(
 
     pull: only of that pull request. trusted: it turned out to be no fork's code.
     """
-    waiting = select(Run.id).where(
-        Run.subject == subject, Run.head_sha == sha, Run.state == RunState.AWAITING_APPROVAL
-    )
-    if pull is not None:
-        waiting = waiting.where(Run.pull == pull)
-    found = session.connection().execute(waiting).scalars().all()
+    statement = _WAITING if pull is None else _WAITING_OF_PULL
+    commit = {"commit_subject": subject, "commit_sha": sha, "number": pull}
+    found = session.connection().execute(statement, commit).scalars().all()
     if not found:
         return ()
     rows = session.exec(

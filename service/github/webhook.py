@@ -12,17 +12,17 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+import anyio
 import psycopg
 from fastapi import APIRouter, Request
 from procrastinate.exceptions import ConnectorException
-from sqlalchemy import exc, update
+from sqlalchemy import bindparam, exc, update
 from sqlalchemy.dialects.postgresql import insert
-from sqlmodel import Session, col
-from starlette.concurrency import run_in_threadpool
+from sqlmodel import Session, SQLModel, col
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
@@ -54,10 +54,19 @@ LARGE_BYTES = 2 * BODY_BYTES
 checked: nobody can fill the memory, and ordinary deliveries are always taken."""
 PATIENCE_S = 7.0
 """How long a database that is gone is waited for."""
+THREADS = int(__import__("os").environ.get("WH_THREADS", "4"))
 _PAUSE_S = 0.1
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 _EVENT = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LOG = logging.getLogger("racewatch.webhook")
+
+# Made once: putting a statement together takes longer than sending it.
+_DELIVERIES = SQLModel.metadata.tables["deliveries"]
+_STORE = (
+    insert(_DELIVERIES).on_conflict_do_nothing(index_elements=["id"]).returning(col(Delivery.id))
+)
+_CAUSED_MORE = update(_DELIVERIES).where(col(Delivery.id) == bindparam("delivery"))
+_CAUSED = _CAUSED_MORE.values(effect=bindparam("effect"))
 
 router = APIRouter()
 
@@ -87,6 +96,8 @@ class _Space:
 
 
 _space = _Space()
+_threads = anyio.CapacityLimiter(THREADS)
+_T = TypeVar("_T")
 
 
 def _example(detail: str) -> dict[str, Any]:
@@ -138,7 +149,7 @@ async def receive(request: Request) -> Response:
         return problem(400, detail="the connection ended before the body did")
     if isinstance(body, ProblemResponse):
         return _closing(body)
-    delivered = await run_in_threadpool(_read, request.headers, body, secret)
+    delivered = await _in_thread(_read, request.headers, body, secret)
     if isinstance(delivered, ProblemResponse):
         return delivered
     del body  # it may be large, and the database may have to be waited for
@@ -172,6 +183,10 @@ async def _body(request: Request) -> bytes | ProblemResponse:
         return bytes(body)
     finally:
         _space.taken -= mine
+
+
+async def _in_thread(work: Callable[..., _T], *arguments: Any) -> _T:
+    return await anyio.to_thread.run_sync(work, *arguments, limiter=_threads)
 
 
 def _closing(response: Response) -> Response:
@@ -208,7 +223,7 @@ async def _take_in(database: Database, settings: ServiceSettings, delivered: Del
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
-            return await run_in_threadpool(take_in, database, settings, delivered)
+            return await _in_thread(take_in, database, settings, delivered)
         except RacewatchError as error:
             _LOG.error("delivery %s cannot be taken: %s", delivered.id, error)
             return problem(500, detail=f"{error}; deliver again once that is put right")
@@ -241,29 +256,24 @@ def take_in(database: Database, settings: ServiceSettings, delivered: Delivered)
     repository = payload.repository.full_name if payload.repository else ""
     stored = payloads.as_stored(payload)
     with database.session() as session:
-        new = session.connection().execute(
-            insert(Delivery)
-            .values(
-                id=delivered.id,
-                event=delivered.event,
-                action=getattr(payload, "action", None) or "",
-                repository=repository,
-                payload=stored,
-                effect="",
-                received_at=now(),
-            )
-            .on_conflict_do_nothing(index_elements=["id"])
-            .returning(col(Delivery.id))
-        )
-        if new.first() is None:
+        values = {
+            "id": delivered.id,
+            "event": delivered.event,
+            "action": getattr(payload, "action", None) or "",
+            "repository": repository,
+            "payload": stored,
+            "effect": "",
+            "received_at": now(),
+        }
+        if session.connection().execute(_STORE, values).first() is None:
             return _answer(200, delivered, "nothing: this delivery is already known")
         effect = _effect(session, settings, delivered, repository)
-        values: dict[str, Any] = {"effect": effect.text}
+        caused = {"delivery": delivered.id, "effect": effect.text}
         if effect.more:
-            values["payload"] = {**stored, **effect.more}
-        session.connection().execute(
-            update(Delivery).where(col(Delivery.id) == delivered.id).values(**values)
-        )
+            more = {"payload": {**stored, **effect.more}}
+            session.connection().execute(_CAUSED_MORE, {**caused, **more})
+        else:
+            session.connection().execute(_CAUSED, caused)
     return _answer(200 if isinstance(payload, Ping) else 202, delivered, effect.text)
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Column, Index, text
+from sqlalchemy import BigInteger, Column, Index, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlmodel import Field, SQLModel, UniqueConstraint
 
@@ -28,7 +28,7 @@ class Trial(SQLModel, table=True):
         Index("trials_by_signature", "signature", "id", postgresql_where=text("outcome <> 'pass'")),
     )
 
-    id: int | None = Field(default=None, primary_key=True)
+    id: int | None = Field(default=None, primary_key=True, sa_type=BigInteger)
     measurement_id: int = Field(foreign_key="measurements.id")
     run_id: UUID = Field(foreign_key="runs.id")
     run_cell_id: int | None = Field(default=None, foreign_key="run_cells.id")
@@ -53,6 +53,6 @@ class TrialEvidence(SQLModel, table=True):
 
     __tablename__ = "trial_evidence"
 
-    trial_id: int = Field(primary_key=True, foreign_key="trials.id")
+    trial_id: int = Field(primary_key=True, foreign_key="trials.id", sa_type=BigInteger)
     evidence: dict[str, Any] = json_object()
     log: str = ""

@@ -414,7 +414,7 @@ def upgrade() -> None:
 
     op.create_table(
         "trials",
-        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("id", sa.BigInteger(), nullable=False),
         sa.Column("measurement_id", sa.Integer(), nullable=False),
         sa.Column("run_id", sa.Uuid(), nullable=False),
         sa.Column("run_cell_id", sa.Integer(), nullable=True),
@@ -451,7 +451,7 @@ def upgrade() -> None:
 
     op.create_table(
         "trial_evidence",
-        sa.Column("trial_id", sa.Integer(), nullable=False),
+        sa.Column("trial_id", sa.BigInteger(), nullable=False),
         sa.Column("evidence", JSONB(), nullable=False),
         sa.Column("log", sa.String(), nullable=False),
         sa.ForeignKeyConstraint(["trial_id"], ["trials.id"]),

@@ -482,9 +482,9 @@ class TestPushes:
     def test_a_matrix_that_has_changed_is_another(self, hook: Hook, tmp_path: Path) -> None:
         matrix = tmp_path / "own.toml"
         hook.settings.subjects["te"].push_matrix = str(matrix)
-        matrix.write_text('[[cells]]\nvariant = "stock"\ntrials = 3\n')
+        matrix.write_text('[[cells]]\nvariant = "ffi13"\ntrials = 3\n')
         hook.deliver("push", push(sha("a")))
-        matrix.write_text('[[cells]]\nvariant = "stock"\ntrials = 12\n')
+        matrix.write_text('[[cells]]\nvariant = "ffi13"\ntrials = 12\n')
 
         hook.deliver("push", push(sha("a")))
 
