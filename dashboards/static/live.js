@@ -93,15 +93,11 @@ function show(fresh) {
   }
 }
 
-// Exchanges a part's content, and keeps what the reader did to it: scrolling, focus, what is open.
+// Exchanges a part's content, and keeps what the reader did to it: scrolling and focus.
 function swap(part, now) {
   const scrolled = [part, ...part.querySelectorAll(".scroll, .log")].map((box) => [box.scrollLeft, box.scrollTop]);
-  const open = [...part.querySelectorAll("details")].map((one) => one.open);
   const focused = part.contains(document.activeElement) ? path(part, document.activeElement) : null;
   part.replaceChildren(...document.importNode(now, true).childNodes);
-  [...part.querySelectorAll("details")].forEach((one, n) => {
-    if (n < open.length) one.open = open[n];
-  });
   [part, ...part.querySelectorAll(".scroll, .log")].forEach((box, n) => {
     if (n < scrolled.length) [box.scrollLeft, box.scrollTop] = scrolled[n];
   });

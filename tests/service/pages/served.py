@@ -35,9 +35,9 @@ class Served:
 
 
 @contextmanager
-def served(database: Database, home: Path) -> Iterator[Served]:
-    """The application on a database, in a thread of this process."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+def served(database: Database, home: Path, port: int = 0) -> Iterator[Served]:
+    """The application on a database, in a thread of this process; port 0 is any that is free."""
+    with socket.create_server(("127.0.0.1", port)) as listener:
         port = listener.getsockname()[1]
         settings = ServiceSettings(home=home, config=None, port=port)
         app = create_app(settings, database)
