@@ -7,11 +7,12 @@ request before its head, so that a poll and a delivery wait for each other and b
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 from uuid import UUID
 
 from sqlalchemy import ARRAY, Integer, String, any_, bindparam, case
@@ -31,7 +32,8 @@ from service.tables.columns import now
 TAGS, PULLS = "tags/", "pull/"
 """How the names of heads begin that are no branches."""
 _ALWAYS = datetime.max.replace(tzinfo=UTC)
-STANDING = (*OPEN_STATES, RunState.AWAITING_APPROVAL, RunState.COMPLETE)
+_UNENDED = (*OPEN_STATES, RunState.AWAITING_APPROVAL)
+STANDING = (*_UNENDED, RunState.COMPLETE)
 """States of a run that make another one like it pointless."""
 
 
@@ -54,10 +56,10 @@ _DESCRIBED = _PULLS.on_conflict_do_update(
     },
     where=(col(Pull.base_repository) == "") | (col(Pull.updated_at) <= _PULLS.excluded.updated_at),
 ).returning(col(Pull.merge_base))
-_UNENDED = select(Run.id, Run.head_sha).where(
+_OF_PULL = select(Run.id, Run.head_sha, Run.state).where(
     Run.subject == bindparam("of"),
     Run.pull == bindparam("number"),
-    col(Run.state).in_((*OPEN_STATES, RunState.AWAITING_APPROVAL)),
+    col(Run.state).in_(STANDING),
 )
 _ALIKE = (
     select(Commit.sha, Run.queue)
@@ -174,31 +176,43 @@ def pull_seen(
 
 def _head_is(session: Session, tracked: Tracked, pull: Pull, by: str) -> str:
     """The newest commit of an open pull request is run, and older ones no longer."""
-    older = [
-        run
-        for run, head in _unended(session, tracked.name, pull.number)
-        if head != pull.head_sha and cancel(session, run, f"superseded by {pull.head_sha}")
-    ]
-    superseded = f"; {runs(len(older))} of older heads cancelled" if older else ""
+    standing = _standing(session, tracked.name, pull.number)
+    reason = f"superseded by {pull.head_sha}"
+    older = [run.id for run in standing if run.head_sha != pull.head_sha and run.state in _UNENDED]
+    ended = sum(cancel(session, run, reason) for run in older)
+    superseded = f"; {runs(ended)} of older heads cancelled" if ended else ""
     if pull.draft:
         return f"nothing is run: pull request {pull.number} is a draft{superseded}"
     matrix = load_matrix(tracked.pull_matrix)
-    return run_head(session, tracked, pull, matrix, by) + superseded
+    return _run_head(session, tracked, pull, matrix, by, standing) + superseded
 
 
 def run_head(session: Session, tracked: Tracked, pull: Pull, matrix: Matrix, by: str) -> str:
     """Run the head of a pull request, whose row is locked; a fork's only once it is approved."""
-    subject = tracked.name
+    standing = _standing(session, tracked.name, pull.number)
+    return _run_head(session, tracked, pull, matrix, by, standing)
+
+
+def _run_head(
+    session: Session,
+    tracked: Tracked,
+    pull: Pull,
+    matrix: Matrix,
+    by: str,
+    standing: Collection[_Standing],
+) -> str:
     commit = result.Commit(sha=pull.head_sha, ref=f"{PULLS}{pull.number}")
-    awaiting = pull.fork and not pulls.is_approved(session, subject, pull.head_sha)
+    awaiting = pull.fork and not pulls.is_approved(session, tracked.name, pull.head_sha)
+    mine = {run.state for run in standing if run.head_sha == pull.head_sha}
     begun: tuple[UUID, ...] = ()
-    if not awaiting:
+    if RunState.AWAITING_APPROVAL in mine and not awaiting:
         # It may have waited only because nobody knew yet that it is no fork's.
         begun = pulls.start_waiting(
-            session, subject, pull.head_sha, by, pull=pull.number, trusted=not pull.fork
+            session, tracked.name, commit.sha, by, pull=pull.number, trusted=not pull.fork
         )
-    made = order(
-        session, tracked, commit, matrix, Origin.PULL_REQUEST,
+    wanted = _lacking(session, tracked, commit.sha, matrix, pull.number) if mine else tracked.queues
+    made = _submit(
+        session, tracked, commit, matrix, Origin.PULL_REQUEST, wanted,
         by=by, pull=pull.number, awaiting=awaiting, trusted=not pull.fork,
     )  # fmt: skip
     return _told(commit, matrix, len(made) + len(begun), awaiting)
@@ -212,17 +226,29 @@ def order(
     origin: Origin,
     *,
     by: str,
-    queues: Collection[str] = (),
-    pull: int | None = None,
-    awaiting: bool = False,
-    trusted: bool = True,
+    queues: Sequence[str] = (),
 ) -> list[UUID]:
     """Submit a commit's run of a matrix for each queue that has none standing; their ids.
 
     queues: other kinds of device than the subject is tracked on.
     """
-    standing = standing_runs(session, tracked, [commit.sha], matrix, pull)
-    wanted = [q for q in queues or tracked.queues if (commit.sha, q) not in standing]
+    wanted = _lacking(session, tracked, commit.sha, matrix, None, queues)
+    return _submit(session, tracked, commit, matrix, origin, wanted, by=by)
+
+
+def _submit(
+    session: Session,
+    tracked: Tracked,
+    commit: result.Commit,
+    matrix: Matrix,
+    origin: Origin,
+    queues: Sequence[str],
+    *,
+    by: str,
+    pull: int | None = None,
+    awaiting: bool = False,
+    trusted: bool = True,
+) -> list[UUID]:
     request = RunRequest(
         subject=tracked.name,
         matrix=matrix,
@@ -236,7 +262,20 @@ def order(
         awaiting_approval=awaiting,
         facts={"repository": tracked.source} if tracked.source else {},
     )
-    return submit_each(session, request, wanted)
+    return submit_each(session, request, queues)
+
+
+def _lacking(
+    session: Session,
+    tracked: Tracked,
+    sha: str,
+    matrix: Matrix,
+    pull: int | None,
+    queues: Sequence[str] = (),
+) -> list[str]:
+    """Those of the queues that have no run of a commit standing."""
+    standing = standing_runs(session, tracked, [sha], matrix, pull)
+    return [queue for queue in queues or tracked.queues if (sha, queue) not in standing]
 
 
 def standing_runs(
@@ -268,13 +307,21 @@ def standing_runs(
 
 def cancel_all(session: Session, subject: str, pull: int, reason: str) -> int:
     """End all runs of a pull request that have not ended; how many they were."""
-    return sum(cancel(session, run, reason) for run, _ in _unended(session, subject, pull))
+    standing = _standing(session, subject, pull)
+    return sum(cancel(session, run.id, reason) for run in standing if run.state in _UNENDED)
 
 
-def _unended(session: Session, subject: str, pull: int) -> list[tuple[UUID, str]]:
-    """The runs of a pull request that have not ended, each with its head."""
-    found = session.connection().execute(_UNENDED, {"of": subject, "number": pull})
-    return [(run, head) for run, head in found]
+class _Standing(NamedTuple):
+    """A run of a pull request that makes another one like it pointless."""
+
+    id: UUID
+    head_sha: str
+    state: str
+
+
+def _standing(session: Session, subject: str, pull: int) -> list[_Standing]:
+    found = session.connection().execute(_OF_PULL, {"of": subject, "number": pull})
+    return [_Standing(*run) for run in found]
 
 
 def load_matrix(name: str) -> Matrix:

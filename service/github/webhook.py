@@ -54,7 +54,9 @@ LARGE_BYTES = 2 * BODY_BYTES
 checked: nobody can fill the memory, and ordinary deliveries are always taken."""
 PATIENCE_S = 7.0
 """How long a database that is gone is waited for."""
-THREADS = int(__import__("os").environ.get("WH_THREADS", "4"))
+THREADS = 4
+"""Deliveries at work at a time. Python runs one thread at a time: with more of them none is done
+sooner, and the last one later."""
 _PAUSE_S = 0.1
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 _EVENT = re.compile(r"[a-z][a-z0-9_]{0,63}")
