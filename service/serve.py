@@ -9,6 +9,7 @@ import socket
 import uvicorn
 
 from runner.errors import InputError
+from service import live
 from service.app import create_app
 from service.control import Control
 from service.database import Database
@@ -45,8 +46,9 @@ def _listening(host: str, port: int) -> socket.socket:
 
 async def _serve(settings: ServiceSettings, database: Database, listener: socket.socket) -> None:
     stop = asyncio.Event()
+    app = create_app(settings, database)
     config = uvicorn.Config(
-        create_app(settings, database),
+        app,
         access_log=False,
         log_config=None,
         timeout_graceful_shutdown=5,
@@ -55,7 +57,7 @@ async def _serve(settings: ServiceSettings, database: Database, listener: socket
     )
     control = asyncio.create_task(Control(settings, database).run(stop))
     try:
-        await uvicorn.Server(config).serve(sockets=[listener])
+        await live.Server(config, app.state.feed).serve(sockets=[listener])
     finally:
         stop.set()
         await control
