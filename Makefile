@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml requirements/dev.txt
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/racewatch demo
+	$(BIN)/racewatch demo $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
