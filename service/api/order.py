@@ -337,6 +337,10 @@ def _of_pull(session: Session, tracked: Tracked, number: int, wanted: RunRequest
         raise refused(
             409, f"pull request {number} of {tracked.name} is not known here (yet): try again later"
         )
+    if not known.open:
+        raise refused(
+            409, f"pull request {number} of {tracked.name} is closed: reopen it to run it"
+        )
     return replace(
         wanted,
         commit=result.Commit(sha=known.head_sha, ref=f"pull/{number}"),

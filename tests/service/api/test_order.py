@@ -13,7 +13,7 @@ from sqlmodel import select
 from starlette.testclient import TestClient
 
 from service.database import Database
-from service.tables import Approval, Head, Run, RunCell
+from service.tables import Approval, Head, Pull, Run, RunCell
 from tests.service.api.history import FORK_HEAD, OWN_HEAD, RACE, History
 
 Headers = dict[str, str]
@@ -183,6 +183,16 @@ def test_a_forks_head_awaits_its_approval_however_it_is_named(
         assert (run["state"], run["trusted"], run["pull"]) == ("awaiting_approval", False, 12), ref
         assert run["commit"]["sha"] == FORK_HEAD
     assert jobs(db) == []
+
+
+def test_a_closed_pull_request_is_not_run(
+    client: TestClient, runner: Headers, history: History, db: Database
+) -> None:
+    with db.session() as session:
+        session.get_one(Pull, ("te", 13)).open = False
+    answer = start(client, runner, ref="pull/13")
+    assert answer.status_code == 409
+    assert answer.json()["detail"] == "pull request 13 of te is closed: reopen it to run it"
 
 
 def test_an_approved_head_runs_as_untrusted_and_is_pinned(
