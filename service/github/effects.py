@@ -7,6 +7,7 @@ request before its head, so that a poll and a delivery wait for each other and b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -31,6 +32,7 @@ from service.tables.columns import now
 
 TAGS, PULLS = "tags/", "pull/"
 """How the names of heads begin that are no branches."""
+_PULL_HEAD = re.compile(r"refs/pull/([1-9][0-9]{0,8})/head")
 _ALWAYS = datetime.max.replace(tzinfo=UTC)
 _UNENDED = (*OPEN_STATES, RunState.AWAITING_APPROVAL)
 STANDING = (*_UNENDED, RunState.COMPLETE)
@@ -90,10 +92,8 @@ def head_name(ref: str) -> str | None:
         return None if name.startswith((TAGS, PULLS)) or name == "HEAD" else name
     if kind == "tags":
         return f"{TAGS}{name}"
-    number, _, rest = name.partition("/")
-    if kind == "pull" and rest == "head" and number.isascii() and number.isdecimal():
-        return f"{PULLS}{int(number)}"
-    return None
+    pull = _PULL_HEAD.fullmatch(ref)
+    return f"{PULLS}{pull[1]}" if pull else None
 
 
 def is_watched(tracked: Tracked, name: str) -> bool:

@@ -175,7 +175,7 @@ _MODELS: dict[str, type[Payload]] = {
 }
 
 
-def parse(event: str, body: bytes) -> Payload:
+def parse(event: str, body: bytes | bytearray) -> Payload:
     """What is used of a delivery's body. Raises InputError for what is no such payload."""
     try:
         return _MODELS.get(event, Other).model_validate_json(body)

@@ -12,7 +12,7 @@ HEADER = "X-Hub-Signature-256"
 _SIGNATURE = re.compile(r"sha256=([0-9a-f]{64})")
 
 
-def refusal(secret: str, body: bytes, header: str | None) -> str | None:
+def refusal(secret: str, body: bytes | bytearray, header: str | None) -> str | None:
     """Why a delivery is refused, as a sentence; None where its signature is right.
 
     body: as it arrived, byte by byte: JSON that is parsed and written again is another text.

@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import anyio
 import psycopg
@@ -31,6 +31,7 @@ from runner.errors import InputError, RacewatchError
 from service.database import Database
 from service.github import approval, effects, payloads, signature
 from service.github.commands import HELP, Verb, commands_in
+from service.github.comment import MARKER
 from service.github.payloads import (
     NO_COMMIT,
     IssueCommentEvent,
@@ -58,6 +59,7 @@ THREADS = 4
 """Deliveries at work at a time. Python runs one thread at a time: with more of them none is done
 sooner, and the last one later."""
 _PAUSE_S = 0.1
+_LENGTH_DIGITS = 18
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 _EVENT = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LOG = logging.getLogger("racewatch.webhook")
@@ -90,14 +92,30 @@ class Effect:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass
 class _Space:
-    """Memory that bodies which are still arriving take up beyond SMALL_BYTES each."""
+    """What bodies take up beyond SMALL_BYTES each while nobody knows yet whose they are."""
 
-    taken: int = 0
+    taken = 0
+
+    def __init__(self) -> None:
+        self._mine = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _Space.taken -= self._mine
+
+    def fits(self, size: int) -> bool:
+        """Whether there is room for a body to grow to that size; if so, it is taken."""
+        more = max(0, size - SMALL_BYTES) - self._mine
+        if _Space.taken + more > LARGE_BYTES:
+            return False
+        self._mine += more
+        _Space.taken += more
+        return True
 
 
-_space = _Space()
 _threads = anyio.CapacityLimiter(THREADS)
 _T = TypeVar("_T")
 
@@ -142,49 +160,42 @@ async def receive(request: Request) -> Response:
         return problem(
             503, detail="no webhook is configured: set RACEWATCH_WEBHOOK_SECRET to its secret"
         )
-    try:
-        async with asyncio.timeout(BODY_S):
-            body = await _body(request)
-    except TimeoutError:
-        return _closing(problem(408, detail=f"the body was not here after {BODY_S:g} s"))
-    except ClientDisconnect:
-        return problem(400, detail="the connection ended before the body did")
-    if isinstance(body, ProblemResponse):
-        return _closing(body)
-    delivered = await _in_thread(_read, request.headers, body, secret)
+    with _Space() as space:
+        try:
+            async with asyncio.timeout(BODY_S):
+                body = await _body(request, space)
+        except TimeoutError:
+            return _closing(problem(408, detail=f"the body was not here after {BODY_S:g} s"))
+        except ClientDisconnect:
+            return problem(400, detail="the connection ended before the body did")
+        if isinstance(body, ProblemResponse):
+            return _closing(body)
+        delivered = await _in_thread(_read, request.headers, body, secret)
+        del body
     if isinstance(delivered, ProblemResponse):
         return delivered
-    del body  # it may be large, and the database may have to be waited for
     return await _take_in(database, settings, delivered)
 
 
-async def _body(request: Request) -> bytes | ProblemResponse:
+async def _body(request: Request, space: _Space) -> bytearray | ProblemResponse:
     """The raw body; what the sender says of its length is believed only where it is too much."""
+    too_large = f"the body is too large: at most {BODY_BYTES} bytes are taken"
     said = request.headers.get("content-length", "")
-    if said.isdecimal() and int(said) > BODY_BYTES:
-        return problem(413, detail=f"the body has {said} bytes, at most {BODY_BYTES} are taken")
+    if said.isdecimal() and (len(said) > _LENGTH_DIGITS or int(said) > BODY_BYTES):
+        return problem(413, detail=too_large)
     body = bytearray()
-    mine = 0
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > BODY_BYTES:
-                return problem(
-                    413,
-                    detail=f"the body has more than {BODY_BYTES} bytes, which are taken at most",
-                )
-            more = max(0, len(body) - SMALL_BYTES) - mine
-            if _space.taken + more > LARGE_BYTES:
-                return problem(
-                    503,
-                    detail="too many large deliveries at a time: deliver again",
-                    headers={"Retry-After": "10"},
-                )
-            mine += more
-            _space.taken += more
-        return bytes(body)
-    finally:
-        _space.taken -= mine
+    async for chunk in request.stream():
+        size = len(body) + len(chunk)
+        if size > BODY_BYTES:
+            return problem(413, detail=too_large)
+        if not space.fits(size):
+            return problem(
+                503,
+                detail="too many large deliveries at a time: deliver again",
+                headers={"Retry-After": "10"},
+            )
+        body += chunk
+    return body
 
 
 async def _in_thread(work: Callable[..., _T], *arguments: Any) -> _T:
@@ -197,7 +208,7 @@ def _closing(response: Response) -> Response:
     return response
 
 
-def _read(headers: Mapping[str, str], body: bytes, secret: str) -> Delivered | ProblemResponse:
+def _read(headers: Mapping[str, str], body: bytearray, secret: str) -> Delivered | ProblemResponse:
     """The delivery in a request. Nothing of it is looked at before its signature."""
     refused = signature.refusal(secret, body, headers.get(signature.HEADER))
     if refused:
@@ -340,7 +351,11 @@ def _comment(session: Session, tracked: Tracked, event: IssueCommentEvent, deliv
         return Effect("nothing: it is not on a pull request that is tracked")
     if author is None or author.is_bot or (event.sender is not None and event.sender.is_bot):
         return Effect("nothing: its author is no person")
-    commands = commands_in(event.comment.body or "")
+    body = event.comment.body or ""
+    if body.startswith(MARKER):
+        # By someone who may write, since Racewatch has their token: it takes no orders from itself.
+        return Effect("nothing: it is Racewatch's own comment")
+    commands = commands_in(body)
     if not commands:
         return Effect("nothing: it has no command")
     if all(command.verb is Verb.HELP and not command.problem for command in commands):

@@ -289,12 +289,14 @@ class TestWhatMoved:
 
         assert hook.runs() == []
 
-    def test_a_branch_named_like_a_pull_request_is_none(
+    def test_what_is_only_named_like_a_pull_request_is_none(
         self, hook: Hook, upstream: Upstream
     ) -> None:
         theirs = heads(hook)["pull/12"]
         upstream.git("branch", "pull/12")
         upstream.git("branch", "refs/pull/99/head")
+        for number in ("0012", "0", "99999999999"):
+            upstream.git("update-ref", f"refs/pull/{number}/head", "main")
 
         assert look(hook) == []
 

@@ -23,6 +23,7 @@ from sqlmodel import select
 from service import submit
 from service.database import Database
 from service.github import effects, webhook
+from service.github.comment import MARKER
 from service.tables import Approval, Commit, Head, Origin, Pull, Run, RunState
 from tests.service.github.deliveries import (
     SECRET,
@@ -114,6 +115,12 @@ class TestWhatIsNoDelivery:
         headers = headers_of("push", BODY) | {"Content-Length": str(webhook.BODY_BYTES + 1)}
 
         assert "at most" in refused(hook.post(BODY, headers), 413)
+        assert hook.deliveries() == []
+
+    def test_a_body_that_says_what_no_number_is_for(self, hook: Hook) -> None:
+        headers = headers_of("push", BODY) | {"Content-Length": "9" * 5000}
+
+        refused(hook.post(BODY, headers), 413)
 
     def test_a_body_that_is_too_large_whatever_it_says(self, hook: Hook) -> None:
         sent = 0
@@ -126,9 +133,10 @@ class TestWhatIsNoDelivery:
 
         headers = headers_of("push", BODY) | {"Content-Length": "2"}
 
-        assert "more than" in refused(hook.post(endless(), headers), 413)
+        assert "too large" in refused(hook.post(endless(), headers), 413)
+        assert sent <= webhook.BODY_BYTES + (1 << 20)
         assert hook.deliveries() == []
-        assert webhook._space.taken == 0
+        assert webhook._Space.taken == 0
 
     def test_the_largest_body_is_taken(self, hook: Hook) -> None:
         start = json.dumps(push(sha("a")))[:-1] + ', "padding": "'
@@ -148,7 +156,7 @@ class TestWhatIsNoDelivery:
 
         assert "deliver again" in refused(answer, 503)
         assert hook.deliver("push", push(sha("a"))).status_code == 202
-        assert webhook._space.taken == 0
+        assert webhook._Space.taken == 0
 
     def test_a_body_that_never_ends(self, hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(webhook, "BODY_S", 0.05)
@@ -425,6 +433,7 @@ class TestPushes:
             ("refs/tags/nightly", False),
             ("refs/tags/main", False),
             ("refs/pull/12/head", False),
+            ("refs/pull/main/head", False),
             ("refs/notes/main", False),
             ("main", False),
             ("", False),
@@ -712,6 +721,7 @@ class TestComments:
             (comment("please /racewatch run"), "no command"),
             (comment("> /racewatch run"), "no command"),
             (comment("/racewatchrun"), "no command"),
+            (comment(f"{MARKER}\n/racewatch run"), "own comment"),
         ],
     )
     def test_what_commands_nothing(self, hook: Hook, payload: dict[str, Any], why: str) -> None:
