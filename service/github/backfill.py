@@ -46,8 +46,8 @@ def backfill(
     for commit in chosen:
         missing = [queue for queue in wanted if (commit.sha, queue) not in standing]
         if missing:
-            made = effects.order(
-                session, tracked, commit, matrix, Origin.BACKFILL, by=by, queues=missing
+            made = effects.submit_runs(
+                session, tracked, commit, matrix, Origin.BACKFILL, missing, by=by
             )
             submitted += len(made)
     return submitted

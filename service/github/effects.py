@@ -121,7 +121,8 @@ def saw(
 def ref_moved(session: Session, tracked: Tracked, commit: result.Commit, by: str) -> str:
     """Run what a watched branch or tag, the commit's `ref`, names now."""
     matrix = load_matrix(tracked.push_matrix)
-    made = order(session, tracked, commit, matrix, Origin.PUSH, by=by)
+    wanted = _lacking(session, tracked, commit.sha, matrix, None)
+    made = submit_runs(session, tracked, commit, matrix, Origin.PUSH, wanted, by=by)
     return _told(commit, matrix, len(made), awaiting=False)
 
 
@@ -211,32 +212,14 @@ def _run_head(
             session, tracked.name, commit.sha, by, pull=pull.number, trusted=not pull.fork
         )
     wanted = _lacking(session, tracked, commit.sha, matrix, pull.number) if mine else tracked.queues
-    made = _submit(
+    made = submit_runs(
         session, tracked, commit, matrix, Origin.PULL_REQUEST, wanted,
         by=by, pull=pull.number, awaiting=awaiting, trusted=not pull.fork,
     )  # fmt: skip
     return _told(commit, matrix, len(made) + len(begun), awaiting)
 
 
-def order(
-    session: Session,
-    tracked: Tracked,
-    commit: result.Commit,
-    matrix: Matrix,
-    origin: Origin,
-    *,
-    by: str,
-    queues: Sequence[str] = (),
-) -> list[UUID]:
-    """Submit a commit's run of a matrix for each queue that has none standing; their ids.
-
-    queues: other kinds of device than the subject is tracked on.
-    """
-    wanted = _lacking(session, tracked, commit.sha, matrix, None, queues)
-    return _submit(session, tracked, commit, matrix, origin, wanted, by=by)
-
-
-def _submit(
+def submit_runs(
     session: Session,
     tracked: Tracked,
     commit: result.Commit,
@@ -249,6 +232,7 @@ def _submit(
     awaiting: bool = False,
     trusted: bool = True,
 ) -> list[UUID]:
+    """Submit a commit's run of a matrix for each queue, whatever runs there are; their ids."""
     request = RunRequest(
         subject=tracked.name,
         matrix=matrix,
@@ -271,11 +255,10 @@ def _lacking(
     sha: str,
     matrix: Matrix,
     pull: int | None,
-    queues: Sequence[str] = (),
 ) -> list[str]:
-    """Those of the queues that have no run of a commit standing."""
+    """The queues that have no run of a commit standing."""
     standing = standing_runs(session, tracked, [sha], matrix, pull)
-    return [queue for queue in queues or tracked.queues if (sha, queue) not in standing]
+    return [queue for queue in tracked.queues if (sha, queue) not in standing]
 
 
 def standing_runs(
