@@ -51,7 +51,11 @@ class ErrorPages:
 def _is_page(scope: Scope) -> bool:
     path: str = scope["path"]
     accepted = Headers(scope=scope).get("accept", "")
-    return "text/html" in accepted and not path.startswith(_NO_PAGES)
+    return (
+        scope["method"] != "HEAD"  # which has no body to show
+        and "text/html" in accepted
+        and not path.startswith(_NO_PAGES)
+    )
 
 
 def _is_problem(message: Message) -> bool:

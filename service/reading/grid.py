@@ -173,6 +173,7 @@ def read(session: Session, asked: GridFilter) -> Grid:
         )
     ]
     scopes.sort(key=lambda scope: scope.newest, reverse=True)
+    scopes.sort(key=lambda scope: scope.queue == EMULATED)  # what is real comes first
     subjects = tuple(sorted({scope.subject for scope in scopes}))
     subject = asked.subject or (scopes[0].subject if scopes else "")
     queues = tuple(dict.fromkeys(s.queue for s in scopes if s.subject == subject))

@@ -240,6 +240,12 @@ def test_fields_that_a_form_leaves_empty_filter_nothing(browser: TestClient) -> 
     assert browser.get("/?subject=te&branch=&queue=&environment=&clean_below=").status_code == 200
 
 
+def test_a_page_can_be_asked_for_its_headers_alone(browser: TestClient) -> None:
+    for address in ("/", "/runs", "/workers"):
+        assert browser.head(address).status_code == 200
+    assert browser.head("/nowhere").status_code == 404
+
+
 def test_every_file_that_pages_load_is_served(browser: TestClient) -> None:
     text = browser.get("/").text
     for name in ("style.css", "live.js", "icon.svg"):

@@ -128,6 +128,16 @@ def test_emulated_trials_are_a_grid_of_their_own(shown: Shown) -> None:
     assert not read(database, subject="te").emulated
 
 
+def test_it_begins_with_what_is_real(db: Database) -> None:
+    with db.session() as session:
+        session.add(Run(subject="te", matrix_name="m", queue="sm90"))
+        session.flush()
+        session.add(Run(subject="demo", matrix_name="m", queue="emulated"))
+    found = read(db)
+    assert (found.chosen.subject, found.chosen.queue) == ("te", "sm90")
+    assert found.subjects == ("demo", "te")
+
+
 def test_a_queue_that_the_subject_has_not_gives_way_to_one_that_it_has(shown: Shown) -> None:
     database, _ = shown
     found = read(database, subject="demo", queue="sm90", branch="release_v9")
