@@ -18,8 +18,8 @@ from runner.cli import app
 from runner.errors import InputError
 from runner.node import device_ids, guarded
 from runner.sandbox import docker as docker_sandbox
+from service import credential_cli, history, imports, prune, schema, tokens
 from service import demo as the_demo
-from service import history, imports, prune, schema, tokens
 from service.opening import opened
 from service.serve import serve
 from service.settings import ServiceSettings, load
@@ -33,6 +33,7 @@ db_app = typer.Typer(help="The database's schema.", no_args_is_help=True)
 token_app = typer.Typer(help="Tokens of the API.", no_args_is_help=True)
 app.add_typer(db_app, name="db")
 app.add_typer(token_app, name="token")
+app.add_typer(credential_cli.app, name="credential")
 app.registered_commands = [one for one in app.registered_commands if one.name != "demo"]
 Host = Annotated[str, typer.Option(help="address to serve on")]
 Port = Annotated[int, typer.Option(help="port to serve on", min=1, max=65535)]
