@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
-import shutil
-import subprocess
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
-from runner.errors import BuildError, InfrastructureError, SubjectError
+from runner.build_command import BuildCommands, Workspace
+from runner.errors import InfrastructureError, SubjectError
+from runner.sandbox.process_build import ProcessBuilds
+from runner.sandbox.workshop import BuildSandbox
 
 LIBRARY = "transformer_engine_jax.so"
 """Name of the library in a build's directory."""
@@ -27,71 +24,75 @@ _FLAGS = (
     *("-std=c++17", "-O1", "-fPIC", "-pthread", "-ffp-contract=off"),
     "-fmacro-prefix-map=./=",  # -include gives names in the tree that prefix
 )
-_ERROR_LINE = re.compile(r"\berror:(?! ld returned)|undefined reference|multiple definition")
-_HOST_TROUBLE = re.compile(r"No space left on device|Killed signal|virtual memory exhausted")
+TIME_S = 900.0
+"""A build takes seconds."""
 
 
-@dataclass(frozen=True)
-class _Step:
-    """One run of the compiler, and what it said."""
-
-    command: tuple[str, ...]
-    status: int
-    output: str
-
-
-def compile_extension(tree: Path, out_dir: Path, log: TextIO, jobs: int) -> Path:
+def compile_extension(
+    tree: Path,
+    out_dir: Path,
+    *,
+    log: Path,
+    jobs: int,
+    sandbox: BuildSandbox | None = None,
+) -> Path:
     """Compile the checkout at `tree` into `out_dir`, with at most `jobs` compilers at a time.
 
     Every command and what it printed goes to `log`. The library appears only when it is complete.
-    Raises BuildError where the tree's source does not compile, InfrastructureError where the host
-    cannot compile, SubjectError where the tree is not the demo's.
+    Raises BuildError where the tree's source does not compile, InfrastructureError where it cannot
+    be compiled here, SubjectError where the tree is not the demo's.
     """
-    compiler = find_compiler()
+    sandbox = sandbox or ProcessBuilds()
+    compiler = find_compiler(sandbox)
     units = _units(tree)
     try:
-        return _compile(compiler, units, tree, out_dir, log, jobs)
+        out_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".objects-", dir=out_dir.absolute()) as scratch:
+            workspace = Workspace(
+                tree.absolute(), Path(scratch), reads=(tree.absolute(), EMULATION),
+                environment={"TMPDIR": scratch},
+            )  # fmt: skip
+            with BuildCommands(sandbox, workspace, log, time_s=TIME_S) as commands:
+                library = _compile(commands, compiler, units, Path(scratch), jobs)
+                os.replace(library, out_dir / LIBRARY)
     except OSError as error:
         raise InfrastructureError(f"the build cannot be written to {out_dir}: {error}") from error
-
-
-def _compile(
-    compiler: tuple[str, ...],
-    units: list[list[str]],
-    tree: Path,
-    out_dir: Path,
-    log: TextIO,
-    jobs: int,
-) -> Path:
-    out_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".objects-", dir=out_dir) as scratch:
-        objects = [Path(scratch) / f"{n}.o" for n in range(len(units))]
-        commands = [
-            (*compiler, *_FLAGS, *_include_flags(), *_unit(sources), "-o", str(target))
-            for sources, target in zip(units, objects, strict=True)
-        ]
-        with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
-            steps = list(pool.map(lambda command: _run(command, tree), commands))
-        _require_success(steps, log)
-        library = Path(scratch) / LIBRARY
-        link = ("-shared", "-pthread", "-Wl,--no-undefined", "-o", str(library))
-        _require_success([_run((*compiler, *link, *map(str, objects)), tree)], log)
-        os.replace(library, out_dir / LIBRARY)
     return out_dir / LIBRARY
 
 
-def find_compiler() -> tuple[str, ...]:
-    """The C++ compiler's command: $CXX, or the first of g++, c++ and clang++ on PATH."""
-    named = os.environ.get("CXX", "").strip()
+def _compile(
+    commands: BuildCommands,
+    compiler: tuple[str, ...],
+    units: list[list[str]],
+    scratch: Path,
+    jobs: int,
+) -> Path:
+    objects = [scratch / f"{n}.o" for n in range(len(units))]
+    compiles: dict[str, tuple[str | Path, ...]] = {
+        f"compiling {sources[-1]}": (
+            *compiler, *_FLAGS, *_include_flags(), *_unit(sources), "-o", target,
+        )
+        for sources, target in zip(units, objects, strict=True)
+    }  # fmt: skip
+    commands.run_all(compiles, jobs)
+    library = scratch / LIBRARY
+    link = ("-shared", "-pthread", "-Wl,--no-undefined", "-o", library)
+    commands.run((*compiler, *link, *objects), "linking the demo subject")
+    return commands.fetch(library)
+
+
+def find_compiler(sandbox: BuildSandbox | None = None) -> tuple[str, ...]:
+    """The C++ compiler's command: $CXX on this host, else the first of g++, c++ and clang++."""
+    sandbox = sandbox or ProcessBuilds()
+    named = os.environ.get("CXX", "").strip() if sandbox.on_host else ""
     candidates = [shlex.split(named)] if named else [["g++"], ["c++"], ["clang++"]]
     for command in candidates:
-        if shutil.which(command[0]):
+        if sandbox.which(command[0]):
             return tuple(command)
     if named:
         raise InfrastructureError(f"CXX={named} is not a program on PATH; set it to a C++ compiler")
-    raise InfrastructureError(
-        "no C++ compiler: none of g++, c++, clang++ is on PATH; install one or set CXX"
-    )
+    where = "on PATH; install one or set CXX" if sandbox.on_host else "in the image of builds"
+    raise InfrastructureError(f"no C++ compiler: none of g++, c++, clang++ is {where}")
 
 
 def _units(tree: Path) -> list[list[str]]:
@@ -120,39 +121,3 @@ def _unit(sources: list[str]) -> list[str]:
 
 def _include_flags() -> list[str]:
     return [f"-I{EMULATION / 'include'}", *(f"-I{path}" for path in _INCLUDES)]
-
-
-def _run(command: tuple[str, ...], tree: Path) -> _Step:
-    try:
-        done = subprocess.run(
-            command,
-            cwd=tree,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env={**os.environ, "LC_ALL": "C"},
-        )
-    except OSError as error:
-        raise InfrastructureError(f"the compiler {command[0]} did not start: {error}") from error
-    return _Step(command, done.returncode, done.stdout)
-
-
-def _require_success(steps: list[_Step], log: TextIO) -> None:
-    text = "".join(f"$ {shlex.join(step.command)}\n{step.output}" for step in steps)
-    log.write(text)
-    log.flush()
-    failed = next((step for step in steps if step.status != 0), None)
-    if failed is None:
-        return
-    trouble = _HOST_TROUBLE.search(failed.output)
-    if trouble or failed.status < 0:
-        reason = trouble.group(0) if trouble else f"signal {-failed.status}"
-        raise InfrastructureError(
-            f"the compiler {failed.command[0]} could not finish on this host: {reason}"
-        )
-    lines = failed.output.splitlines()
-    first = next((line for line in lines if _ERROR_LINE.search(line)), lines[0] if lines else "")
-    first = first.removeprefix("./")
-    raise BuildError(f"the demo subject does not compile: {first}", log=text, first_error=first)

@@ -73,8 +73,9 @@ class DemoSubject:
 
     def _recipe(self, commit: Commit) -> Recipe:
         def compile_tree(tree: Path, out: Path, log: Path) -> None:
-            with log.open("w") as stream:
-                demo_build.compile_extension(tree, out, stream, self._options.jobs)
+            demo_build.compile_extension(
+                tree, out, log=log, jobs=self._options.jobs, sandbox=self._options.sandbox
+            )
 
         return Recipe(
             parts={

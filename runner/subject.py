@@ -11,6 +11,8 @@ from runner.device import HostDevices, jobs
 from runner.matrix import Program, Recipe
 from runner.result import Commit, Device
 from runner.run import BuildId, PreparedBuild
+from runner.sandbox.process_build import ProcessBuilds
+from runner.sandbox.workshop import BuildSandbox
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ class Options:
     """How a subject is opened.
 
     repository: a git URL or a folder, empty for the subject's own. architecture: of the GPU that
-    is built for, such as `90`; empty for this host's. jobs: compilers at a time.
+    is built for, such as `90`; empty for this host's. jobs: compilers at a time. sandbox: where
+    compilers run.
     """
 
     folders: Folders
@@ -96,3 +99,4 @@ class Options:
     toolchain: str = ""
     architecture: str = ""
     jobs: int = field(default_factory=jobs)
+    sandbox: BuildSandbox = field(default_factory=ProcessBuilds)

@@ -7,16 +7,18 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock
 
 from runner import te_source
-from runner.build_command import BuildCommands, CompilerCache
+from runner.build_command import BuildCommands, CompilerCache, Workspace
 from runner.device import available_memory
 from runner.errors import InfrastructureError, RefError, SubjectError
 from runner.git import Repository, Submodule, open_commit
+from runner.sandbox.process_build import ProcessBuilds
+from runner.sandbox.workshop import BuildSandbox
 from runner.store import Store, build_key
 from runner.te_site import CORE_LIBRARY as LIBRARY
 from runner.toolchain import Toolchain, ToolchainEnv, prepare_core
@@ -61,7 +63,8 @@ class Core:
 class Cores:
     """Cores for commits of one repository, from the cache, the store, a release or a build.
 
-    A build's folder stays until the build is done, so that an interrupted one is resumed.
+    A build's folder stays until the build is done, so that an interrupted one is resumed, except
+    in a container, which keeps nothing.
     """
 
     repository: Repository
@@ -70,6 +73,7 @@ class Cores:
     store: Store
     jobs: int
     compiler_cache: CompilerCache | None = None
+    sandbox: BuildSandbox = field(default_factory=ProcessBuilds)
 
     def released(self, sha: str) -> Core | None:
         """The core of a release with the same sources, None where there is no such release."""
@@ -106,12 +110,13 @@ class Cores:
         tree = work / "tree"
         if not tree.is_dir():
             write_tree(self.repository, sha, tree, self.cache)
-        prepare_core(env)
+        prepare_core(env, self.sandbox)
         log = work / "build.log"
         try:
             library = compile_core(
                 tree, env, work / "build",
                 architecture=architecture, log=log, jobs=self.jobs, cache=self.compiler_cache,
+                sandbox=self.sandbox,
             )  # fmt: skip
         finally:
             if log.is_file():
@@ -221,26 +226,40 @@ def compile_core(
     log: Path,
     jobs: int,
     cache: CompilerCache | None = None,
+    sandbox: BuildSandbox | None = None,
 ) -> Path:
-    """Build the core with TE's own CMake files; calling it again goes on where it stopped."""
+    """Build the core with TE's own CMake files; on this host, calling it again goes on where it
+    stopped."""
+    sandbox = sandbox or ProcessBuilds()
     missing = missing_prerequisites(tree, env, architecture)
     if missing:
         raise InfrastructureError("TE's core cannot be built: " + "; ".join(missing))
     jobs = max(1, min(jobs, available_memory() // _JOB_MEMORY))
-    launcher = shutil.which("ccache") if cache is not None else None
-    with BuildCommands(tree.parent, _environment(env, tree, cache), log) as commands:
+    launcher = sandbox.which("ccache") if cache is not None else None
+    build.mkdir(parents=True, exist_ok=True)
+    workspace = Workspace(
+        tree.parent, build, reads=(tree, env.root), cache=cache,
+        environment=_environment(env, tree), path=(env.cuda_home / "bin",),
+    )  # fmt: skip
+    with BuildCommands(sandbox, workspace, log) as commands:
         commands.follow(
-            _configure(tree, env, build, architecture, launcher), "configuring TE's core"
+            _configure(tree, env, build, architecture, launcher, sandbox), "configuring TE's core"
         )
         commands.follow(
             [_ninja(env), "-C", build, f"-j{jobs}", "transformer_engine"], "compiling TE's core"
         )
-    return build / LIBRARY
+        return commands.fetch(build / LIBRARY)
 
 
 def _configure(
-    tree: Path, env: ToolchainEnv, build: Path, architecture: str, launcher: str | None
+    tree: Path,
+    env: ToolchainEnv,
+    build: Path,
+    architecture: str,
+    launcher: Path | None,
+    sandbox: BuildSandbox,
 ) -> list[str | Path]:
+    python = env.root / "bin" / "python" if sandbox.on_host else env.interpreter.executable
     settings = {
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_MAKE_PROGRAM": _ninja(env),
@@ -253,7 +272,7 @@ def _configure(
         "CUDNN_FRONTEND_INCLUDE_DIR": env.cudnn_frontend_include,
         "NCCL_INCLUDE_DIR": env.nccl / "include",
         "NVTE_WITH_NCCL_EP": "OFF",
-        "Python_EXECUTABLE": env.root / "bin" / "python",
+        "Python_EXECUTABLE": python,
     }
     if launcher:
         settings |= {"CMAKE_CXX_COMPILER_LAUNCHER": launcher}
@@ -262,18 +281,16 @@ def _configure(
     return [_cmake(env), "-S", tree / SOURCES, "-B", build, "-G", "Ninja", *defined]
 
 
-def _environment(env: ToolchainEnv, tree: Path, cache: CompilerCache | None) -> dict[str, str]:
-    """Where the wheels are, for a build that expects a CUDA toolkit; and ccache's settings."""
-    variables = {
+def _environment(env: ToolchainEnv, tree: Path) -> dict[str, str]:
+    """Where the wheels are, for a build that expects a CUDA toolkit."""
+    return {
         "CUDA_HOME": str(env.cuda_home),
         "CPATH": _paths(env.include_dirs),
         "CMAKE_LIBRARY_PATH": _paths([env.cuda_home / "lib", env.nccl / "lib", env.cudnn / "lib"]),
-        "PATH": f"{env.cuda_home / 'bin'}:{os.environ.get('PATH', os.defpath)}",
+        # For ccache, which knows sources below this folder by relative paths: another commit's
+        # tree hits too.
+        "CCACHE_BASEDIR": str(tree.parent),
     }
-    if cache is not None:
-        # Sources below this folder are known by relative paths: another commit's tree hits too.
-        variables |= {**cache.environment(), "CCACHE_BASEDIR": str(tree.parent)}
-    return variables
 
 
 def _paths(folders: Iterable[Path]) -> str:
@@ -318,7 +335,7 @@ def _missing_headers(env: ToolchainEnv) -> list[str]:
     return [
         f"no header {header}: toolchain {env.toolchain.name} needs {package}"
         for header, package in _HEADERS.items()
-        if not any((folder / header).is_file() for folder in env.include_dirs)
+        if not env.has_header(header)
     ]
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.build_command import BuildCommands, CompilerCache
+from runner.build_command import BuildCommands, CompilerCache, Workspace
 from runner.errors import InfrastructureError, SubjectError
+from runner.sandbox.process_build import ProcessBuilds
+from runner.sandbox.workshop import BuildSandbox
 from runner.toolchain import ToolchainEnv
+
+TIME_S = 2 * 3600.0
+"""A build takes 75 s on two cores."""
 
 # What pybind11's and TE's own setup pass to the compiler (build_tools/jax.py); NCCL expert
 # parallelism (NVTE_WITH_NCCL_EP) is left out: it needs newer NCCL headers than most nodes have.
@@ -69,16 +73,17 @@ def find_tree(root: Path) -> ExtensionTree:
     )
 
 
-def missing_prerequisites(env: ToolchainEnv) -> list[str]:
+def missing_prerequisites(env: ToolchainEnv, sandbox: BuildSandbox | None = None) -> list[str]:
     """One sentence for each header, library or tool that the extension cannot be built without."""
+    sandbox = sandbox or ProcessBuilds()
     missing = [
         f"no header {header}: toolchain {env.toolchain.name} needs {provider}"
         for header, provider in _REQUIRED_HEADERS.items()
-        if not any((folder / header).is_file() for folder in env.include_dirs)
+        if not env.has_header(header)
     ]
     if not env.nccl_library.is_file():
         missing.append(f"no library {env.nccl_library}: the toolchain needs nvidia-nccl")
-    if not os.access(env.compiler, os.X_OK):
+    if sandbox.which(str(env.compiler)) is None:
         missing.append(f"no compiler at {env.compiler}: install {env.toolchain.compiler}")
     return missing
 
@@ -91,41 +96,47 @@ def compile_extension(
     log: Path,
     jobs: int,
     cache: CompilerCache | None = None,
+    sandbox: BuildSandbox | None = None,
 ) -> Path:
     """Compile every source of the tree at `root` and link them; the result's path in `out_dir`.
 
     The log holds every command with its output. A source that does not compile is a BuildError;
     what the host lacks is an InfrastructureError before the first object.
     """
+    sandbox = sandbox or ProcessBuilds()
     tree = find_tree(root)
-    missing = missing_prerequisites(env)
+    missing = missing_prerequisites(env, sandbox)
     if missing:
         raise InfrastructureError("; ".join(missing))
     out_dir.mkdir(parents=True, exist_ok=True)
-    launcher = shutil.which("ccache") if cache is not None else None
-    environment = cache.environment() if cache is not None else {}
-    with (
-        tempfile.TemporaryDirectory(prefix=".objects-", dir=out_dir.absolute()) as scratch,
-        # A compiler that is ended leaves its own temporary files, which go with this folder.
-        BuildCommands(tree.root, {**environment, "TMPDIR": scratch}, log) as commands,
-    ):
-        objects = {
-            source: Path(scratch) / f"{index}-{source.stem}.o"
-            for index, source in enumerate(tree.sources)
-        }
-        compiles = {
-            str(source): _compile_command(tree, env, source, target, launcher)
-            for source, target in objects.items()
-        }
-        commands.run_all(compiles, jobs)
-        linked = Path(scratch) / f"transformer_engine_jax{env.interpreter.extension_suffix}"
-        commands.run(
-            [env.compiler, *LINK_FLAGS, *objects.values(), env.nccl_library, "-o", linked],
-            "linking the extension",
+    launcher = sandbox.which("ccache") if cache is not None else None
+    with tempfile.TemporaryDirectory(prefix=".objects-", dir=out_dir.absolute()) as scratch:
+        workspace = Workspace(
+            tree.root,
+            Path(scratch),
+            reads=(tree.root, env.root),
+            # A compiler that is ended leaves its own temporary files, which go with this folder.
+            environment={"TMPDIR": scratch},
+            cache=cache,
         )
-        extension = out_dir / linked.name
-        os.replace(linked, extension)
-        return extension
+        with BuildCommands(sandbox, workspace, log, time_s=TIME_S) as commands:
+            objects = {
+                source: Path(scratch) / f"{index}-{source.stem}.o"
+                for index, source in enumerate(tree.sources)
+            }
+            compiles = {
+                str(source): _compile_command(tree, env, source, target, launcher)
+                for source, target in objects.items()
+            }
+            commands.run_all(compiles, jobs)
+            linked = Path(scratch) / f"transformer_engine_jax{env.interpreter.extension_suffix}"
+            commands.run(
+                [env.compiler, *LINK_FLAGS, *objects.values(), env.nccl_library, "-o", linked],
+                "linking the extension",
+            )
+            extension = out_dir / linked.name
+            os.replace(commands.fetch(linked), extension)
+    return extension
 
 
 def missing_symbols(extension: Path, core: Path) -> list[str]:
@@ -147,7 +158,7 @@ def _dynamic_symbols(library: Path, which: str) -> set[str]:
 
 
 def _compile_command(
-    tree: ExtensionTree, env: ToolchainEnv, source: Path, target: Path, launcher: str | None
+    tree: ExtensionTree, env: ToolchainEnv, source: Path, target: Path, launcher: Path | None
 ) -> list[str | Path]:
     """Paths of the tree stay relative, so that equal sources give equal objects in any folder."""
     includes = [f"-I{folder}" for folder in tree.include_dirs]

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,18 +21,23 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from runner.errors import InfrastructureError, ToolchainError
+from runner.sandbox.process_build import ProcessBuilds
+from runner.sandbox.workshop import BuildSandbox
 
 DEFAULT = "cu13-jax011"
 FOLDER = Path(__file__).parent / "toolchains"
 
+_GLIBC = range(34, 4, -1)
+"""Minor versions of glibc 2 that ready-made packages name; pip takes only those that are named."""
 _HEADERS_DISK = 4 * 2**30
 _CORE_DISK = 3 * 2**30
 _INTERPRETER_FACTS = """
-import json, sys, sysconfig
+import json, os, sys, sysconfig
 print(json.dumps({
     "version": "%d.%d" % sys.version_info[:2],
     "include": sysconfig.get_path("include"),
     "suffix": sysconfig.get_config_var("EXT_SUFFIX"),
+    "headers": os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")),
 }))
 """
 
@@ -69,10 +75,7 @@ class Interpreter:
     version: str
     include: Path
     extension_suffix: str
-
-    @property
-    def has_headers(self) -> bool:
-        return (self.include / "Python.h").is_file()
+    has_headers: bool
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,12 @@ class ToolchainEnv:
             self.cudnn_frontend_include,
             self.interpreter.include,
         )
+
+    def has_header(self, name: str) -> bool:
+        """Whether some include folder has it; the interpreter's may be in an image."""
+        if name == "Python.h" and self.interpreter.has_headers:
+            return True
+        return any((folder / name).is_file() for folder in self.include_dirs)
 
 
 def available() -> list[str]:
@@ -221,63 +230,77 @@ class _Fields:
         return dict(sorted(value.items()))
 
 
-def problems(toolchain: Toolchain, cache: Path) -> list[str]:
-    """One sentence for each thing that this host lacks to use the toolchain; empty when ready."""
-    found = [_platform_problem(), _compiler_problem(toolchain), _python_problem(toolchain)]
-    if not _marker(_root(toolchain, cache), "headers").exists():
+def problems(toolchain: Toolchain, cache: Path, sandbox: BuildSandbox | None = None) -> list[str]:
+    """One sentence for each thing that builds lack to use the toolchain; empty when ready."""
+    sandbox = sandbox or ProcessBuilds()
+    found = [
+        _platform_problem(),
+        _compiler_problem(toolchain, sandbox),
+        _python_problem(toolchain, sandbox),
+    ]
+    if not _marker(_root(toolchain, cache, sandbox), "headers").exists():
         found.append(_disk_problem(cache, _HEADERS_DISK, f"toolchain {toolchain.name}"))
     return [problem for problem in found if problem is not None]
 
 
-def prepare(toolchain: Toolchain, cache: Path) -> ToolchainEnv:
-    """Install what an extension is compiled against, once per cache folder."""
-    missing = problems(toolchain, cache)
+def prepare(toolchain: Toolchain, cache: Path, sandbox: BuildSandbox | None = None) -> ToolchainEnv:
+    """Install what an extension is compiled against, once per cache folder.
+
+    Compiler and interpreter are the sandbox's; the packages are fetched by this process and lie
+    in the cache, since a build reaches no network.
+    """
+    sandbox = sandbox or ProcessBuilds()
+    missing = problems(toolchain, cache, sandbox)
     if missing:
         raise InfrastructureError(f"toolchain {toolchain.name}: " + "; ".join(missing))
-    interpreter = find_interpreter(toolchain.python)
-    compiler = shutil.which(toolchain.compiler)
+    interpreter = find_interpreter(toolchain.python, sandbox)
+    compiler = sandbox.which(toolchain.compiler)
     assert interpreter is not None
     assert compiler is not None
-    root = _root(toolchain, cache)
-    _install(interpreter, root, "headers", toolchain.headers)
-    return ToolchainEnv(
+    root = _root(toolchain, cache, sandbox)
+    env = ToolchainEnv(
         toolchain=toolchain,
         interpreter=interpreter,
-        compiler=Path(compiler),
-        compiler_version=_compiler_version(compiler),
+        compiler=compiler,
+        compiler_version=_compiler_version(compiler, sandbox),
         root=root,
         site=root / "lib" / f"python{toolchain.python}" / "site-packages",
     )
+    _install(env, "headers", toolchain.headers, sandbox)
+    return env
 
 
-def prepare_core(env: ToolchainEnv) -> None:
+def prepare_core(env: ToolchainEnv, sandbox: BuildSandbox | None = None) -> None:
     """Install what a core built from source needs besides, and lay it out as a CUDA toolkit."""
     root = env.root
     if not _marker(root, "core").exists():
         problem = _disk_problem(root, _CORE_DISK, f"toolchain {env.toolchain.name}, core")
         if problem is not None:
             raise InfrastructureError(problem)
-    _install(env.interpreter, root, "core", env.toolchain.core)
+    _install(env, "core", env.toolchain.core, sandbox or ProcessBuilds())
     with FileLock(f"{root}.lock"):
         _link_as_toolkit(env.cuda_home)
 
 
-def find_interpreter(version: str) -> Interpreter | None:
-    """A Python of this version on this host, one with headers before one without."""
+def find_interpreter(version: str, sandbox: BuildSandbox | None = None) -> Interpreter | None:
+    """A Python of this version where builds run, one with headers before one without."""
+    sandbox = sandbox or ProcessBuilds()
     found = [
         facts
-        for executable in _candidates(version)
-        if (facts := _interrogate(executable)) is not None and facts.version == version
+        for executable in _candidates(version, sandbox)
+        if (facts := _interrogate(executable, sandbox)) is not None and facts.version == version
     ]
     return next((each for each in found if each.has_headers), found[0] if found else None)
 
 
-def _candidates(version: str) -> Iterator[Path]:
-    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+def _candidates(version: str, sandbox: BuildSandbox) -> Iterator[Path]:
+    if sandbox.on_host and version == f"{sys.version_info.major}.{sys.version_info.minor}":
         yield Path(sys.executable)
-    on_path = shutil.which(f"python{version}")
-    if on_path:
-        yield Path(on_path)
+    named = sandbox.which(f"python{version}")
+    if named:
+        yield named
+    if not sandbox.on_host:
+        return
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     yield from sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"))
     uv = shutil.which("uv")
@@ -289,21 +312,15 @@ def _candidates(version: str) -> Iterator[Path]:
             yield Path(listed.stdout.strip())
 
 
-def _interrogate(executable: Path) -> Interpreter | None:
+def _interrogate(executable: Path, sandbox: BuildSandbox) -> Interpreter | None:
     """Ask an interpreter what it is; None where it does not run (a version manager's shim)."""
-    try:
-        answer = subprocess.run(
-            [executable, "-I", "-c", _INTERPRETER_FACTS],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except OSError:
+    answer = sandbox.ask([str(executable), "-I", "-c", _INTERPRETER_FACTS])
+    if answer is None:
         return None
-    if answer.returncode != 0:
-        return None
-    facts = json.loads(answer.stdout)
-    return Interpreter(executable, facts["version"], Path(facts["include"]), facts["suffix"])
+    facts = json.loads(answer)
+    return Interpreter(
+        executable, facts["version"], Path(facts["include"]), facts["suffix"], facts["headers"]
+    )
 
 
 def _platform_problem() -> str | None:
@@ -315,18 +332,17 @@ def _platform_problem() -> str | None:
     )
 
 
-def _compiler_version(compiler: str) -> str:
-    answer = subprocess.run(
-        [compiler, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, check=False
-    )
-    return answer.stdout.strip()
+def _compiler_version(compiler: Path, sandbox: BuildSandbox) -> str:
+    return (sandbox.ask([str(compiler), "-dumpfullversion", "-dumpversion"]) or "").strip()
 
 
-def _compiler_problem(toolchain: Toolchain) -> str | None:
-    compiler = shutil.which(toolchain.compiler)
+def _compiler_problem(toolchain: Toolchain, sandbox: BuildSandbox) -> str | None:
+    compiler = sandbox.which(toolchain.compiler)
     if compiler is None:
+        if not sandbox.on_host:
+            return f"no compiler: the image of builds has no {toolchain.compiler}"
         return f"no compiler: {toolchain.compiler} is not on PATH, install it (package g++)"
-    version = _compiler_version(compiler)
+    version = _compiler_version(compiler, sandbox)
     try:
         fits = Version(version) in toolchain.compiler_versions
     except InvalidVersion:
@@ -336,9 +352,11 @@ def _compiler_problem(toolchain: Toolchain) -> str | None:
     return f"{compiler} is version {version}, the toolchain needs {toolchain.compiler_versions}"
 
 
-def _python_problem(toolchain: Toolchain) -> str | None:
-    interpreter = find_interpreter(toolchain.python)
+def _python_problem(toolchain: Toolchain, sandbox: BuildSandbox) -> str | None:
+    interpreter = find_interpreter(toolchain.python, sandbox)
     if interpreter is None:
+        if not sandbox.on_host:
+            return f"no Python {toolchain.python}: the image of builds has no such interpreter"
         return (
             f"no Python {toolchain.python}: install it so that python{toolchain.python} is on "
             "PATH, or with pyenv or uv"
@@ -364,38 +382,74 @@ def _disk_problem(folder: Path, needed: int, what: str) -> str | None:
     )
 
 
-def _root(toolchain: Toolchain, cache: Path) -> Path:
+def _root(toolchain: Toolchain, cache: Path, sandbox: BuildSandbox) -> Path:
     """One folder for each content: an edited toolchain never meets an older one's packages."""
     identity = json.dumps(
         toolchain.core_identity() | toolchain.extension_identity(), sort_keys=True
     )
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
-    return cache.absolute() / "toolchains" / f"{toolchain.name}-{digest}"
+    kind = "" if sandbox.on_host else "-image"
+    return cache.absolute() / "toolchains" / f"{toolchain.name}-{digest}{kind}"
 
 
 def _marker(root: Path, group: str) -> Path:
     return root / f".racewatch-{group}"
 
 
-def _install(interpreter: Interpreter, root: Path, group: str, pins: Mapping[str, str]) -> None:
+def _install(env: ToolchainEnv, group: str, pins: Mapping[str, str], sandbox: BuildSandbox) -> None:
     """Install pinned packages; the marker, written last, says that all of them are there."""
+    root = env.root
     root.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{root}.lock"):
         if _marker(root, group).exists():
             return
         if group == "headers":
             shutil.rmtree(root, ignore_errors=True)  # what an interrupted preparation left
-            _run_or_refuse(
-                [interpreter.executable, "-m", "venv", root],
-                f"Python {interpreter.version} at {interpreter.executable} cannot make a virtual "
-                "environment",
-            )
         requirements = [f"{package}=={version}" for package, version in pins.items()]
-        _run_or_refuse(
-            [root / "bin" / "python", "-m", "pip", "install", "--no-deps", *requirements],
-            f"the packages of the toolchain's [{group}] table cannot be installed",
-        )
+        refused = f"the packages of the toolchain's [{group}] table cannot be installed"
+        if sandbox.on_host:
+            _install_for_host(env.interpreter, root, requirements, refused)
+        else:
+            _install_for_image(env, requirements, refused)
         _marker(root, group).write_text("\n".join(requirements) + "\n", encoding="utf-8")
+
+
+def _install_for_host(
+    interpreter: Interpreter, root: Path, requirements: list[str], refused: str
+) -> None:
+    python = root / "bin" / "python"
+    if not python.exists():
+        _run_or_refuse(
+            [interpreter.executable, "-m", "venv", root],
+            f"Python {interpreter.version} at {interpreter.executable} cannot make a virtual "
+            "environment",
+        )
+    _run_or_refuse([python, "-m", "pip", "install", "--no-deps", *requirements], refused)
+
+
+def _install_for_image(env: ToolchainEnv, requirements: list[str], refused: str) -> None:
+    """Fetched for an interpreter that is not here: ready-made packages only."""
+    env.site.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".packages-", dir=env.root) as scratch:
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+        command += ["--only-binary=:all:", "--implementation=cp"]
+        command += [f"--python-version={env.toolchain.python}"]
+        # pip compares Requires-Python with the Python that runs it, not with the one asked for.
+        command += ["--ignore-requires-python", f"--target={scratch}"]
+        _run_or_refuse([*command, *map(_platform, _GLIBC), *requirements], refused)
+        # Packages share folders such as `nvidia`, and pip puts them into an empty target only.
+        for source, target in (
+            (Path(scratch) / "bin", env.root / "bin"),
+            (Path(scratch), env.site),
+        ):
+            if source.is_dir():
+                shutil.copytree(
+                    source, target, symlinks=True, dirs_exist_ok=True, copy_function=os.link
+                )
+
+
+def _platform(glibc: int) -> str:
+    return f"--platform=manylinux_2_{glibc}_{platform.machine()}"
 
 
 def _run_or_refuse(command: Iterable[str | Path], sentence: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -82,6 +83,11 @@ def bare_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write_program(path: Path, script: str) -> None:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
+
+
+def interpreter_facts(include: Path, headers: bool = False) -> str:
+    facts = {"version": "3.99", "include": str(include), "suffix": ".so", "headers": headers}
+    return json.dumps(facts)
 
 
 def test_the_default_toolchain_is_the_one_of_the_measured_node() -> None:
@@ -193,8 +199,7 @@ def test_a_python_shim_that_does_not_run_is_passed_over(bare_path: Path, tmp_pat
 
 
 def test_a_python_without_headers_is_a_problem(bare_path: Path, tmp_path: Path) -> None:
-    facts = f'{{"version": "3.99", "include": "{tmp_path}/include", "suffix": ".so"}}'
-    write_program(bare_path / "python3.99", f"echo '{facts}'")
+    write_program(bare_path / "python3.99", f"echo '{interpreter_facts(tmp_path / 'include')}'")
     write_program(bare_path / "g++", "echo 12.2.0")
 
     (problem,) = toolchain.problems(tiny(python="3.99"), tmp_path)
@@ -208,7 +213,7 @@ def test_an_interpreter_with_headers_is_preferred(bare_path: Path, tmp_path: Pat
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "Python.h").write_text("")
     for place, include in ((bare_path, "nowhere"), (pyenv, "include")):
-        facts = f'{{"version": "3.99", "include": "{tmp_path}/{include}", "suffix": ".so"}}'
+        facts = interpreter_facts(tmp_path / include, headers=include == "include")
         write_program(place / "python3.99", f"echo '{facts}'")
 
     found = toolchain.find_interpreter("3.99")
