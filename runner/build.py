@@ -42,6 +42,11 @@ class Recipe:
     compile: Callable[[Path, Path, Path], None]
 
 
+def content_key(parts: Mapping[str, str], build_id: BuildId) -> str:
+    """The key of a build from what enters it: a recipe's parts and the transforms."""
+    return build_key({**parts, "kind": str(build_id.kind), **_transform(build_id.kind)})
+
+
 class Builds:
     """Builds on this host: a folder of unpacked ones over a store that hosts may share."""
 
@@ -55,7 +60,7 @@ class Builds:
         A source that does not compile and a transform that does not apply give a build with an
         outcome and no folder. Raises InfrastructureError and StoreError where the host is at fault.
         """
-        key = build_key({**recipe.parts, "kind": str(build_id.kind), **_transform(build_id.kind)})
+        key = content_key(recipe.parts, build_id)
         folder = self._folder / key
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ import hashlib
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from filelock import FileLock
@@ -15,6 +15,7 @@ from runner import demo_build, demo_repo, device, git
 from runner.build import Builds, Recipe, git_base, git_build
 from runner.device import HostDevices
 from runner.errors import InfrastructureError, RefError, SubjectError
+from runner.lineage import SUSPECTS, GitLineage
 from runner.matrix import Program
 from runner.matrix import Recipe as Precision
 from runner.result import Commit, Device
@@ -67,6 +68,10 @@ class DemoSubject:
         """See Subject."""
         return self._repository.first_parent(head, since=since)
 
+    def lineage(self) -> GitLineage:
+        """See Subject."""
+        return GitLineage(self._repository, self._parts, SUSPECTS)
+
     def build(self, commit: Commit, build_id: BuildId) -> PreparedBuild:
         """See Subject."""
         return git_build(self._repository, self._builds, commit, build_id, self._recipe)
@@ -78,15 +83,17 @@ class DemoSubject:
             )
 
         return Recipe(
-            parts={
-                "subject": self.name,
-                **_host_identity(),
-                **self._repository.tree_hashes(commit.sha, INPUTS),
-            },
+            parts=self._parts([commit])[0],
             export=lambda tree: self._repository.export(commit.sha, tree),
             csrc=CSRC,
             compile=compile_tree,
         )
+
+    def _parts(self, commits: Sequence[Commit]) -> list[Mapping[str, str]]:
+        """What enters the build of each commit, besides the transforms."""
+        identity = {"subject": self.name, **_host_identity()}
+        trees = self._repository.tree_hashes_of([commit.sha for commit in commits], INPUTS)
+        return [identity | tree for tree in trees]
 
     def devices(self, wanted: Sequence[str]) -> HostDevices:
         """See Subject."""

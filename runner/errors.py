@@ -33,6 +33,10 @@ class SubjectError(InputError):
     """A subject is unknown, or a repository is not that subject."""
 
 
+class BisectionError(InputError):
+    """There is nothing to bisect between the two commits, or a record of it cannot be read."""
+
+
 class VariantError(RacewatchError):
     """A transform does not apply to this tree; the message is the reason shown as `unsupported`."""
 

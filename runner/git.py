@@ -24,6 +24,7 @@ _ABBREVIATED_SHA = re.compile(r"[0-9a-f]{4,39}")
 _PULL = re.compile(r"(?:refs/)?pull/([1-9][0-9]*)(?:/head)?")
 _UNSAFE = re.compile(r"^-|[\s\x00-\x1f\x7f:?*\[\\]")
 _LOG_FORMAT = "%H%x00%s%x00%an%x00%cI"
+_STEP = re.compile("\x01(?=[0-9a-f]{40}\0)")
 _MERGE_TREE_VERSION = (2, 38)
 _CONFLICTS_NAMED = 3
 _ELSEWHERE = frozenset(
@@ -60,6 +61,19 @@ class Submodule:
     path: str
     url: str
     sha: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """A commit as one step of a first-parent history.
+
+    parents: their hashes, the one that the step comes from first. paths: of the files in which it
+    differs from that one, sorted.
+    """
+
+    commit: Commit
+    parents: tuple[str, ...]
+    paths: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -103,11 +117,44 @@ class Repository:
 
     def merge_commit(self, base: Commit, head: Commit) -> Commit:
         """`head` merged onto `base`; `base` itself where it holds `head` already."""
-        _require_merge_tree()
         if self._succeeds("merge-base", "--is-ancestor", head.sha, base.sha):
             return base
+        refused = f"{head.ref} does not merge onto {base.sha[:12]}"
+        tree = self._merged_tree(base.sha, head.sha, refused)
+        title = f"Merge {head.ref} ({head.sha[:12]}) onto {base.sha[:12]}"
+        sha = self._make_commit(tree, (base.sha, head.sha), title)
+        return self._commit(sha, f"{base.ref}+{head.ref}")
+
+    def revert(self, culprit: Commit, head: Commit) -> Commit:
+        """`head` without what `culprit` (or, a merge, its second parent) brought, as a commit on
+        `head` whose hash is reproducible.
+
+        Raises VariantError where it does not revert cleanly, or where nothing is left to revert.
+        """
+        if not self._succeeds("merge-base", "--is-ancestor", culprit.sha, head.sha):
+            raise VariantError(f"{culprit.sha[:12]} is not in the history of {head.sha[:12]}")
+        undone = self._find(f"{culprit.sha}^1")
+        if undone is None:
+            raise VariantError(f"{culprit.sha[:12]} is the first commit: nothing is before it")
+        # Culprit's parent's tree as a child of culprit: merging that is reverting, and the base of
+        # the merge is culprit without naming it, which takes a git newer than merging does.
+        before = self._find_tree(undone)
+        opposite = self._make_commit(before, (culprit.sha,), f"Undo {culprit.sha}")
+        refused = f"{culprit.sha[:12]} does not revert cleanly on {head.sha[:12]}"
+        tree = self._merged_tree(head.sha, opposite, refused)
+        if tree == self._find_tree(head.sha):
+            raise VariantError(
+                f"nothing of {culprit.sha[:12]} is left in {head.sha[:12]} to be reverted"
+            )
+        title = f'Revert "{culprit.title}" ({culprit.sha[:12]}) on {head.sha[:12]}'
+        sha = self._make_commit(tree, (head.sha,), title)
+        return self._commit(sha, f"{head.ref}-{culprit.sha[:12]}")
+
+    def _merged_tree(self, base: str, head: str, refused: str) -> str:
+        """The tree of a merge; raises VariantError, which begins with `refused`."""
+        _require_merge_tree()
         merged = self._git(
-            *_PLAIN_MERGE, "merge-tree", "--write-tree", "--name-only", "-z", base.sha, head.sha,
+            *_PLAIN_MERGE, "merge-tree", "--write-tree", "--name-only", "-z", base, head,
             check=False,
         )  # fmt: skip
         tree, _, rest = merged.stdout.partition("\0")
@@ -115,23 +162,21 @@ class Repository:
             files = rest.partition("\0\0")[0].split("\0")
             named = ", ".join(files[:_CONFLICTS_NAMED])
             more = f" and {len(files) - _CONFLICTS_NAMED} more" * (len(files) > _CONFLICTS_NAMED)
-            raise VariantError(
-                f"{head.ref} does not merge onto {base.sha[:12]}: conflicts in {named}{more}"
-            )
+            raise VariantError(f"{refused}: conflicts in {named}{more}")
         if merged.returncode != 0:
-            raise VariantError(
-                f"{head.ref} does not merge onto {base.sha[:12]}: {_reason(merged.stderr)}"
-            )
-        title = f"Merge {head.ref} ({head.sha[:12]}) onto {base.sha[:12]}"
-        times = self._git("show", "-s", "--format=%ct", base.sha, head.sha).stdout.split()
+            raise VariantError(f"{refused}: {_reason(merged.stderr)}")
+        return tree
+
+    def _make_commit(self, tree: str, parents: Sequence[str], title: str) -> str:
+        """A commit whose hash follows from what is given alone."""
+        times = self._git("show", "-s", "--format=%ct", *parents).stdout.split()
         date = f"{max(map(int, times))} +0000"
-        environment = {**_MERGER, "GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
-        sha = self._git(
+        linked = [argument for parent in parents for argument in ("-p", parent)]
+        return self._git(
             *_PLAIN_MERGE,
-            *("commit-tree", tree, "-p", base.sha, "-p", head.sha, "-m", title),
-            environment=environment,
+            *("commit-tree", tree, *linked, "-m", title),
+            environment={**_MERGER, "GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date},
         ).stdout.strip()
-        return self._commit(sha, f"{base.ref}+{head.ref}")
 
     def merge_base(self, one: Commit, other: Commit) -> Commit | None:
         """The newest commit that both have in their history; None where there is none."""
@@ -146,6 +191,16 @@ class Repository:
         ).stdout
         return [_parse_commit(line, "") for line in listed.splitlines()]
 
+    def steps(self, head: Commit, since: Commit) -> list[Step]:
+        """First-parent history up to `head`, oldest first, without what `since` has."""
+        listed = self._git(
+            *("log", "-z", "--reverse", "--first-parent", "--diff-merges=first-parent"),
+            *("--name-only", "--no-renames", "--no-ext-diff"),
+            f"--format=%x01{_LOG_FORMAT}%x00%P%x00",
+            *(head.sha, f"^{since.sha}"),
+        ).stdout
+        return [_parse_step(part) for part in _STEP.split(listed)[1:]]
+
     def tags(self) -> list[str]:
         """Names of all tags."""
         return self._git("tag", "--list").stdout.split()
@@ -158,6 +213,26 @@ class Repository:
         # -t, or a folder is passed over where a path inside it is asked for too.
         listed = self._git("ls-tree", "-t", "-z", "--full-tree", sha, "--", *paths).stdout
         return {path: entry for _, entry, path in _entries(listed) if path in paths}
+
+    def tree_hashes_of(self, shas: Sequence[str], paths: Sequence[str]) -> list[dict[str, str]]:
+        """`tree_hashes` of many commits at once; of files and folders, not of submodules."""
+        if not paths:
+            return [{} for _ in shas]
+        asked = "".join(f"{sha}:{path}\n" for sha in shas for path in paths)
+        said = self._git("cat-file", "--batch-check=%(objectname)", text=asked).stdout.splitlines()
+        found = iter(said)
+        return [
+            {path: name for path in paths if _FULL_SHA.fullmatch(name := next(found))} for _ in shas
+        ]
+
+    def texts_of(self, shas: Sequence[str], path: str) -> list[str | None]:
+        """`text` of many commits at once."""
+        names = [found.get(path) for found in self.tree_hashes_of(shas, [path])]
+        wanted = sorted({name for name in names if name})
+        contents = dict(zip(wanted, self._contents(wanted), strict=True))
+        return [
+            contents[name].decode("utf-8", "surrogateescape") if name else None for name in names
+        ]
 
     def blobs(self, sha: str, folder: str) -> dict[str, str]:
         """Object hash of every file below a folder of a commit, submodules included."""
@@ -248,6 +323,9 @@ class Repository:
         answer = self._git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}", check=False)
         return answer.stdout.strip() or None
 
+    def _find_tree(self, sha: str) -> str:
+        return self._git("rev-parse", "--verify", f"{sha}^{{tree}}").stdout.strip()
+
     def _commit(self, sha: str, ref: str) -> Commit:
         return _parse_commit(self._git("log", "-1", f"--format={_LOG_FORMAT}", sha).stdout, ref)
 
@@ -296,8 +374,9 @@ class Repository:
         *arguments: str,
         check: bool = True,
         environment: Mapping[str, str] | None = None,
+        text: str = "",
     ) -> subprocess.CompletedProcess[str]:
-        done = _run(self._command(*arguments), self._environment(environment or {}))
+        done = _run(self._command(*arguments), self._environment(environment or {}), text)
         if check and done.returncode != 0:
             raise InfrastructureError(
                 f"git {arguments[0]} failed in {self.source}: {_reason(done.stderr)}"
@@ -403,12 +482,13 @@ def _own_environment() -> dict[str, str]:
 
 
 def _run(
-    command: Sequence[str], environment: Mapping[str, str] | None = None
+    command: Sequence[str], environment: Mapping[str, str] | None = None, text: str = ""
 ) -> subprocess.CompletedProcess[str]:
+    """Run git with `text` as its standard input."""
     return subprocess.run(
         command,
         env=environment or _own_environment(),
-        stdin=subprocess.DEVNULL,
+        input=text,
         capture_output=True,
         text=True,
         errors="surrogateescape",
@@ -440,6 +520,14 @@ def _reason(stderr: str) -> str:
 def _parse_commit(line: str, ref: str) -> Commit:
     sha, title, author, date = line.rstrip("\n").split("\0")
     return Commit(sha=sha, ref=ref or sha, title=title, author=author, date=date)
+
+
+def _parse_step(part: str) -> Step:
+    sha, title, author, date, parents, *rest = part.split("\0")
+    # The names begin on a line of their own where there are any.
+    paths = [name.removeprefix("\n") for name in rest]
+    commit = Commit(sha=sha, ref=sha, title=title, author=author, date=date)
+    return Step(commit, tuple(parents.split()), tuple(sorted(path for path in paths if path)))
 
 
 def _entries(listed: str) -> Iterator[tuple[str, str, str]]:

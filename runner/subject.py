@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from runner.device import HostDevices, jobs
+from runner.lineage import Lineage
 from runner.matrix import Program, Recipe
 from runner.result import Commit, Device
 from runner.run import BuildId, PreparedBuild
@@ -52,6 +53,10 @@ class Subject(Protocol):
 
         Empty for a release.
         """
+        ...
+
+    def lineage(self) -> Lineage:
+        """Its history as a bisection asks for it."""
         ...
 
     def build(self, commit: Commit, build_id: BuildId) -> PreparedBuild:

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from runner.build import Builds, Recipe, failed_build, git_base, git_build
 from runner.build_command import CompilerCache
 from runner.device import HostDevices
 from runner.errors import BuildError, InfrastructureError, SubjectError
+from runner.lineage import SUSPECTS, GitLineage
 from runner.matrix import Program
 from runner.matrix import Recipe as Precision
 from runner.node_packages import node_packages
@@ -38,6 +39,7 @@ GIT_INPUTS = (
     "transformer_engine/jax",
 )
 """What of a commit enters its build: the core's headers, the extension and the Python code."""
+SUBMODULES = "3rdparty"
 _INTERPRETER = """
 import importlib.metadata, sys
 print("%d.%d" % sys.version_info[:2])
@@ -98,6 +100,10 @@ class TeSubject:
         """See Subject."""
         return [] if head.is_release else self._git().first_parent(head, since=since)
 
+    def lineage(self) -> GitLineage:
+        """See Subject."""
+        return GitLineage(self._git(), self._inputs, SUSPECTS)
+
     def build(self, commit: Commit, build_id: BuildId) -> PreparedBuild:
         """See Subject."""
         if commit.is_release:
@@ -156,23 +162,35 @@ class TeSubject:
 
     def _git_recipe(self, commit: Commit) -> Recipe:
         repository = self._git()
-        version = (repository.text(commit.sha, VERSION_FILE) or "0").strip()
+        parts = self._git_parts([commit])[0]
 
         def compile_tree(tree: Path, out: Path, log: Path) -> None:
-            te_site.write_python(tree / "transformer_engine", version, out)
+            te_site.write_python(tree / "transformer_engine", parts["version"], out)
             self._compile(tree, out, log)
 
         return Recipe(
-            parts={
-                "subject": self.name,
-                "version": version,
-                **self._identity(),
-                **repository.tree_hashes(commit.sha, GIT_INPUTS),
-            },
+            parts=parts,
             export=lambda tree: repository.export(commit.sha, tree),
             csrc=GIT_CSRC,
             compile=compile_tree,
         )
+
+    def _git_parts(self, commits: Sequence[Commit]) -> list[Mapping[str, str]]:
+        """What enters the extension's build of each commit, besides the transforms."""
+        shas = [commit.sha for commit in commits]
+        identity = {"subject": self.name, **self._identity()}
+        versions = self._git().texts_of(shas, VERSION_FILE)
+        trees = self._git().tree_hashes_of(shas, GIT_INPUTS)
+        return [
+            identity | {"version": (version or "0").strip()} | tree
+            for version, tree in zip(versions, trees, strict=True)
+        ]
+
+    def _inputs(self, commits: Sequence[Commit]) -> list[Mapping[str, str]]:
+        """The same with the submodules, which enter the core that the extension is put on."""
+        shas = [commit.sha for commit in commits]
+        pins = self._git().tree_hashes_of(shas, [SUBMODULES])
+        return [{**own, **pin} for own, pin in zip(self._git_parts(commits), pins, strict=True)]
 
     def _compile(self, tree: Path, out: Path, log: Path) -> None:
         te_extension.compile_extension(

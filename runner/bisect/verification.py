@@ -1,0 +1,99 @@
+"""Checks of a suspected culprit by fresh trials, of which the search knew nothing.
+
+Two builds take turns, so that a drifting device meets both alike: the nearest buildable classes
+before and after the suspected step; then the head and the head without the culprit. A check passes
+once the rates are shown to differ the way they should, by a test that may be looked at after every
+batch. It fails when that has not happened after `trials` trials of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from runner.bisect.posterior import Tally
+from runner.result import Commit
+
+NONE = Tally()
+
+Higher = Callable[[Tally, Tally], float]
+"""A p value of "the first one's rate is not higher than the second one's" that holds at every look,
+however many trials each gets and whatever decides on it."""
+
+
+class CheckKind(StrEnum):
+    """What is compared."""
+
+    NEIGHBOURS = "neighbours"
+    REVERT = "revert"
+
+
+class CheckState(StrEnum):
+    """How a check stands."""
+
+    OPEN = "open"
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    """It could not be made, which says nothing of the culprit."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two builds of a check, and its fresh trials."""
+
+    key: str
+    commit: Commit
+    tally: Tally = NONE
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check. low: where the rate should be lower. p: of "high's rate is not higher"."""
+
+    number: int
+    kind: CheckKind
+    low: Side
+    high: Side
+    state: CheckState = CheckState.OPEN
+    p: float = 1.0
+    reason: str = ""
+
+    def has(self, key: str) -> bool:
+        """Whether trials of that build are for it."""
+        return key in (self.low.key, self.high.key)
+
+    def with_trials(self, key: str, tally: Tally, higher: Higher) -> Check:
+        """With more fresh trials of one of its builds."""
+        low, high = self.low, self.high
+        if key == low.key:
+            low = replace(low, tally=low.tally.plus(tally))
+        if key == high.key:
+            high = replace(high, tally=high.tally.plus(tally))
+        p = higher(high.tally, low.tally) if low.tally.n and high.tally.n else 1.0
+        return replace(self, low=low, high=high, p=p)
+
+    def passed(self) -> Check:
+        """As one that showed what it should."""
+        return replace(self, state=CheckState.PASSED)
+
+    def failed(self, reason: str) -> Check:
+        """As one that did not, with the reason."""
+        return replace(self, state=CheckState.FAILED, reason=reason)
+
+    def skipped(self, reason: str) -> Check:
+        """As one that could not be made, with the reason."""
+        return replace(self, state=CheckState.SKIPPED, reason=reason)
+
+    @property
+    def fewest(self) -> int:
+        """Fresh trials that both sides have."""
+        return min(self.low.tally.n, self.high.tally.n)
+
+    @property
+    def text(self) -> str:
+        """The check in a few words."""
+        what = "parent" if self.kind is CheckKind.NEIGHBOURS else "reverted"
+        seen = f"{self.high.tally.text} failed, {what} {self.low.tally.text}"
+        return f"{self.state}: {self.reason}" if self.reason else f"{self.state}: {seen}"
