@@ -16,10 +16,11 @@ from sqlmodel import col, select
 from runner import matrix as matrices
 from runner.cli import app
 from runner.errors import InputError
-from runner.node import device_ids, guarded
+from runner.node import check_output, check_parallel, device_ids, guarded
 from runner.sandbox import docker as docker_sandbox
 from service import credential_cli, history, imports, prune, schema, tokens
 from service import demo as the_demo
+from service.bisect_command import Asked, bisect
 from service.opening import opened
 from service.serve import serve
 from service.settings import ServiceSettings, load
@@ -236,6 +237,35 @@ def backfill_command(
             database, settings, subject, range_, wanted, every=every, queues=queue or []
         )
     print(f"{ordered} runs ordered")
+
+
+@app.command("bisect")
+def bisect_command(
+    good: Annotated[str, typer.Option(help="a commit where the rate is as it was")],
+    bad: Annotated[str, typer.Option(help="one where it has changed, for better or worse")],
+    cell: Annotated[str, typer.Option(help="the cell, by its name in the matrix")],
+    subject: Annotated[str, typer.Option(help="te or demo")] = "te",
+    matrix: Annotated[str, typer.Option(help="a matrix by name or a TOML file")] = "issue-3863",
+    confidence: Annotated[float, typer.Option(help="how sure it shall be")] = 0.99,
+    budget: Annotated[str, typer.Option(help="of time, such as 2h (default: none)")] = "",
+    repo: Annotated[str, typer.Option(help="git URL or folder instead of its own")] = "",
+    toolchain: Annotated[str, typer.Option(help="a toolchain by name or file")] = "",
+    devices: Annotated[str, typer.Option(help="devices, such as 0,1 (default: all)")] = "",
+    parallel: Annotated[int | None, typer.Option(help="trials at a time on one device")] = None,
+    record: Annotated[Path | None, typer.Option(help="where events are kept and gone on")] = None,
+    json: Annotated[Path | None, typer.Option(help="write the result to this file")] = None,
+) -> None:
+    """Find which commit changed a cell's failure rate, and how sure that is.
+
+    The same command goes on where it was stopped. Exit status: 0 a culprit, 1 none to name.
+    """
+    check_parallel(parallel)
+    check_output(json, "--json")
+    asked = Asked(
+        subject, good, bad, cell, matrix, confidence, budget, repo, toolchain,
+        tuple(device_ids(devices)), parallel, record, json,
+    )  # fmt: skip
+    raise typer.Exit(bisect(asked))
 
 
 @app.command("prune")

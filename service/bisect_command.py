@@ -1,0 +1,199 @@
+"""`racewatch bisect`: one machine alone finds which commit changed a cell's failure rate."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from runner import device as host
+from runner import matrix as matrices
+from runner.bisect.bisection import Settings
+from runner.bisect.local import EventLog, Local, about
+from runner.bisect.posterior import Tally
+from runner.bisect.probe import HostProber
+from runner.bisect.range import Range, between
+from runner.bisect.verdict import Verdict, VerdictKind
+from runner.bisect.view import LiveView, PlainView
+from runner.errors import InputError
+from runner.matrix import Cell
+from runner.node import compilation_cache
+from runner.run import BuildId, Plan, default_parallel
+from runner.sandbox.base import Sandbox
+from runner.sandbox.process import ProcessSandbox
+from runner.settings import Settings as Home
+from runner.subject import Options, Subject
+from runner.subjects import open_subject
+from service.statistics.comparison import anytime
+from service.statistics.counts import Counts
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+FOUND = (VerdictKind.CULPRIT, VerdictKind.AMONG)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for: see the command's options."""
+
+    subject: str
+    good: str
+    bad: str
+    cell: str
+    matrix: str
+    confidence: float
+    budget: str
+    repo: str = ""
+    toolchain: str = ""
+    devices: tuple[str, ...] = ()
+    parallel: int | None = None
+    record: Path | None = None
+    json: Path | None = None
+
+
+def higher(one: Tally, other: Tally) -> float:
+    """See `runner.bisect.verification.Higher`."""
+    return anytime(Counts(one.k, one.n), Counts(other.k, other.n))
+
+
+def bisect(asked: Asked) -> int:
+    """Bisect to the verdict; the exit status: 0 for a culprit, 1 where there is none to name.
+
+    Raises InputError and InfrastructureError.
+    """
+    settings = Settings(
+        confidence=confidence(asked.confidence), budget_s=duration(asked.budget, "--budget")
+    )
+    cell = one_cell(asked.matrix, asked.cell)
+    home = Home.load()
+    subject = open_subject(
+        asked.subject, Options(home.folders, repository=asked.repo, toolchain=asked.toolchain)
+    )
+    lineage = subject.lineage()
+    searched = between(
+        lineage, lineage.resolve(asked.good), lineage.resolve(asked.bad), BuildId.of(cell)
+    )
+    what = about(subject.name, searched, _as_data(cell), settings)
+    log = EventLog.open(asked.record or _record(home.home, what), what)
+    console = Console()
+    console.print(searched.text, highlight=False, markup=False)
+    if log.events:
+        console.print(f"going on after {len(log.events)} events of {log.path}", highlight=False)
+    prober = _prober(subject, cell, asked, home)
+    local = Local(searched, log, prober, higher, settings, lineage)
+    with _view(console) as view:
+        for step in local:
+            view.show(step)
+    verdict = local.verdict
+    assert verdict is not None
+    _conclude(console, local, verdict, log.path)
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(result(local, verdict, searched), indent=1) + "\n")
+    return 0 if verdict.kind in FOUND else 1
+
+
+def _conclude(console: Console, local: Local, verdict: Verdict, record: Path) -> None:
+    spent = local.state.spent
+    console.print(f"\n{verdict.kind}: {verdict.text}", highlight=False, markup=False)
+    console.print(
+        f"{spent.builds} builds ({spent.build_s:.0f} s), {spent.trials} trials "
+        f"({spent.trial_s:.0f} s); record: {record}",
+        highlight=False,
+        markup=False,
+    )
+
+
+def result(local: Local, verdict: Verdict, searched: Range) -> dict[str, Any]:
+    """The verdict, what it rests on and what it cost, as JSON takes it."""
+    return {
+        "verdict": asdict(verdict),
+        "range": searched.to_data(),
+        "spent": asdict(local.state.spent),
+        "posterior": {
+            "no change": local.state.posterior.none,
+            "steps": {
+                (each.blamed or each.commit).sha: chance
+                for each, chance in zip(
+                    local.state.range.classes, local.state.posterior.steps, strict=True
+                )
+            },
+        },
+        "checks": [asdict(check) for check in local.state.checks],
+    }
+
+
+def confidence(value: float) -> float:
+    """A confidence that can be reached. Raises InputError."""
+    if not 0.5 < value < 1:
+        raise InputError(f"--confidence: must be more than 0.5 and less than 1, got {value:g}")
+    return value
+
+
+def duration(text: str, option: str) -> float | None:
+    """Seconds of such as `90s`, `30m`, `2h`; None for an empty text. Raises InputError."""
+    if not text:
+        return None
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text.strip())
+    if found is None or float(found[1]) == 0:
+        raise InputError(f"{option}: must be a time such as 90s, 30m or 2h, got {text!r}")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def one_cell(matrix: str, name: str) -> Cell:
+    """The cell of that name. Raises MatrixError, which lists those that there are."""
+    (cell,) = matrices.load(matrix).only((name,)).cells
+    return cell
+
+
+def _as_data(cell: Cell) -> dict[str, Any]:
+    return {**asdict(cell), "variant": cell.variant.text}
+
+
+def _record(home: Path, what: dict[str, Any]) -> Path:
+    """Where the events of this bisection are kept: the same command goes on with them."""
+    digest = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()
+    return home / "bisections" / f"{digest[:16]}.jsonl"
+
+
+def _prober(subject: Subject, cell: Cell, asked: Asked, home: Home) -> HostProber:
+    found = subject.devices(asked.devices)
+    python = subject.trial_python()
+    parallel = asked.parallel
+    if parallel is None:
+        parallel = default_parallel(found.device, found.memory_gib, host.cores())
+    plan = Plan(
+        subject=subject.name,
+        commit=subject.lineage().resolve(asked.bad),
+        matrix=matrices.load(asked.matrix),
+        builds={},
+        device=found.device,
+        parallel=parallel,
+        toolchain=subject.toolchain_name,
+        folder=home.runs,
+        expected_handlers=subject.expected_handlers,
+        environment=subject.trial_environment(found.device),
+        fallback_path=subject.trial_packages(),
+    )
+
+    def sandbox(of: Plan) -> Sandbox:
+        environment = dict(of.environment) | compilation_cache(of, cold=False)
+        return ProcessSandbox(of.folder, python, environment)
+
+    return HostProber(replace(cell, trials=1), plan, subject.build, sandbox)
+
+
+@contextmanager
+def _view(console: Console) -> Iterator[PlainView]:
+    if not console.is_terminal:
+        yield PlainView(sys.stdout)
+        return
+    with Live(console=console, refresh_per_second=4) as live:
+        yield LiveView(live)
