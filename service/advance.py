@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from sqlalchemy import ColumnElement, func, true
 from sqlmodel import Session, col, select
 
 from runner import matrix as matrices
 from runner import result
 from runner.outcome import Outcome
 from runner.run import BuildId, builds_of
-from runner.variants.names import BuildKind, Variant
+from runner.variants.names import Variant
 from service import branch, builds, claims, rows
+from service.database import clock
 from service.events import publish
 from service.finished import on_run_changed
-from service.queue import trial_queue, wake
-from service.settings import ServiceSettings
+from service.queue import build_queue, environment_queue, trial_queue, wake
 from service.statistics.sequential import Action, Stopping
-from service.submit import RunRequest, begin, submit
+from service.submit import RunRequest, begin, locked, submit
 from service.tables import (
     OPEN_STATES,
     Build,
@@ -37,36 +38,86 @@ from service.tables import (
     RunCell,
     RunState,
     Trial,
+    Worker,
+    WorkerState,
 )
 from service.tables.columns import now
 
 SETBACKS = 3
-"""Attempts in a row that settled nothing, after which a run is given up."""
-SETBACK_S = 10
-"""Pause after the first of them; twice as long after the second."""
+"""Attempts in a row that settled no trial, after which a run is given up."""
+LOOKS = 8
+"""Attempts to find out a run's commit: with the pauses between them a third of an hour, for git's
+servers may be away that long."""
+PAUSE_S, PAUSE_MAX_S = 10, 600
+"""After the first setback; twice as long after each further one, up to the cap."""
+NOBODY = "no worker takes "
 
 
-def advance(session: Session, settings: ServiceSettings, run_id: UUID) -> None:
-    """Do what is due for a run: order builds, wake workers, or call it complete."""
-    run = session.exec(select(Run).where(Run.id == run_id).with_for_update()).one_or_none()
+def advance(session: Session, run_id: UUID) -> None:
+    """Do what is due for a run: find out its commit, order builds, wake workers, or end it."""
+    run = locked(session, run_id)
     if run is None or run.state not in OPEN_STATES:
         return
     if run.state == RunState.QUEUED:
-        begin(session, run)
+        _advance_queued(session, run)
     if run.state == RunState.BUILDING:
-        _advance_builds(session, settings, run)
+        _advance_builds(session, run)
     if run.state == RunState.RUNNING:
-        _advance_trials(session, settings, run)
+        _advance_trials(session, run)
+    if run.state in OPEN_STATES:
+        _say_who_is_missing(session, run)
 
 
-def prepared(
-    session: Session, settings: ServiceSettings, run_id: UUID, answer: Mapping[str, Any]
-) -> None:
+def _advance_queued(session: Session, run: Run) -> None:
+    if claims.live(session, run.id):
+        return
+    if run.setbacks >= LOOKS:
+        reason = f"given up: its commit was not found out in {run.setbacks} attempts: {run.reason}"
+        _end(session, run, RunState.FAILED, reason)
+        return
+    begin(session, run, _after_setbacks(session, run))
+
+
+def _after_setbacks(session: Session, run: Run) -> datetime | None:
+    """When it is worth another attempt; None for at once."""
+    if not run.setbacks:
+        return None
+    pause = min(PAUSE_MAX_S, PAUSE_S * 2 ** (run.setbacks - 1))
+    last = session.exec(
+        select(func.max(Claim.finished_at)).where(
+            Claim.run_id == run.id, Claim.state != ClaimState.LIVE
+        )
+    ).one()
+    return (last or clock(session)) + timedelta(seconds=pause)
+
+
+def _say_who_is_missing(session: Session, run: Run) -> None:
+    """An open run that nobody can move on says so, where it has nothing more important to say."""
+    if run.reason and not run.reason.startswith(NOBODY):
+        return
+    needed, container = build_queue(run.subject), ""
+    if run.state != RunState.QUEUED and not run.trusted:
+        needed, container = build_queue(run.subject, False), " with --sandbox docker"
+    if run.state == RunState.RUNNING:
+        needed = trial_queue(run.queue, run.trusted)
+    workers = session.exec(select(Worker.queues).where(Worker.state == WorkerState.LIVE))
+    taken = any(needed in queues for queues in workers)
+    reason = "" if taken else f"{NOBODY}{needed}: start a `racewatch worker`{container} for it"
+    if run.reason != reason:
+        run.reason = reason
+        session.add(run)
+        publish(session, "run", run=run.id, state=run.state)
+
+
+def prepared(session: Session, run_id: UUID, claim: UUID, answer: Mapping[str, Any]) -> None:
     """Take in what a worker found out of a run's ref: its commit, its base and its toolchain.
 
-    Runs that compare with a base, such as a pull request's, order a run of that base too.
+    claim: the worker's; where it is lost, others do this. A pull request's run orders a run of its
+    merge base too.
     """
-    run = session.exec(select(Run).where(Run.id == run_id).with_for_update()).one_or_none()
+    if not claims.release(session, claim, ClaimState.DONE):
+        return
+    run = locked(session, run_id)
     if run is None or run.state != RunState.QUEUED:
         return
     commit = rows.commit_row(session, run.subject, result.Commit(**answer["commit"]))
@@ -75,14 +126,14 @@ def prepared(
         base = rows.commit_row(session, run.subject, result.Commit(**answer["base"]))
         run.base_commit_id = base.id
     run.facts = {**run.facts, "toolchain": answer["toolchain"]}
-    run.state, run.reason = RunState.BUILDING, ""
+    run.state, run.reason, run.setbacks = RunState.BUILDING, "", 0
     session.add(run)
     session.flush()
-    if run.origin == Origin.PULL_REQUEST and answer["base"]:
+    if run.pull is not None and run.origin == Origin.PULL_REQUEST and answer["base"]:
         _order_base(session, run, result.Commit(**answer["base"]))
     publish(session, "run", run=run.id, state=run.state)
     on_run_changed(session, run)
-    advance(session, settings, run.id)
+    advance(session, run.id)
 
 
 def _order_base(session: Session, run: Run, base: result.Commit) -> None:
@@ -91,10 +142,12 @@ def _order_base(session: Session, run: Run, base: result.Commit) -> None:
         select(Run)
         .where(
             Run.commit_id == run.base_commit_id,
-            Run.matrix_name == run.matrix_name,
+            Run.matrix == run.matrix,
             Run.queue == run.queue,
+            Run.toolchain == run.toolchain,
             col(Run.pull).is_(None),
-            col(Run.state).in_((*OPEN_STATES, RunState.COMPLETE)),
+            col(Run.adaptive).is_(False),
+            col(Run.state).in_(OPEN_STATES) | _measured_where_workers_are(session, run),
         )
         .order_by(col(Run.created_at).desc())
     ).first()
@@ -114,39 +167,45 @@ def _order_base(session: Session, run: Run, base: result.Commit) -> None:
     session.flush()
 
 
-def not_prepared(session: Session, settings: ServiceSettings, run_id: UUID, reason: str) -> None:
+def _measured_where_workers_are(session: Session, run: Run) -> ColumnElement[bool]:
+    """Complete runs in an environment that is still there: no other can be compared with."""
+    here = {worker.environment_id for worker in claims.live_workers(session, run)}
+    complete = col(Run.state) == RunState.COMPLETE
+    return complete & (col(Run.environment_id).in_(here) if here else true())
+
+
+def not_prepared(session: Session, run_id: UUID, claim: UUID, reason: str) -> None:
     """A run whose ref names nothing."""
-    run = session.exec(select(Run).where(Run.id == run_id).with_for_update()).one_or_none()
+    if not claims.release(session, claim, ClaimState.DONE, reason):
+        return
+    run = locked(session, run_id)
     if run is not None and run.state == RunState.QUEUED:
-        _end(session, settings, run, RunState.FAILED, reason)
+        _end(session, run, RunState.FAILED, reason)
 
 
-def _advance_builds(session: Session, settings: ServiceSettings, run: Run) -> None:
+def _advance_builds(session: Session, run: Run) -> None:
     assert run.commit_id is not None
     matrix = matrices.from_data(run.matrix)
     ordered = {
         str(build): builds.order(session, run, run.commit_id, str(build))
         for build in builds_of(matrix)
     }
-    asked = str(run.id)
-    if asked not in (run.facts.get("builds_asked") or []):
-        run.facts = {**run.facts, "builds_asked": [asked]}
-        session.add(run)
     failed = next((row for row in ordered.values() if row.state == BuildState.FAILED), None)
     if failed is not None:
         reason = f"build {failed.name} could not be made: {failed.reason}"
-        _end(session, settings, run, RunState.FAILED, reason)
+        _end(session, run, RunState.FAILED, reason)
         return
     if any(row.state != BuildState.DONE for row in ordered.values()):
         return
     made = builds.made(session, ordered)
     if _needs_base(made) and run.base_commit_id is not None:
-        base = builds.order(session, run, run.base_commit_id, str(BuildId(BuildKind.STOCK)))
+        base = builds.order(session, run, run.base_commit_id, builds.STOCK)
         if base.state not in (BuildState.DONE, BuildState.FAILED):
             return
         run.facts = {**run.facts, "needs_base": base.state == BuildState.DONE}
-    _settle(session, run, made)
-    run.state, run.started_at = RunState.RUNNING, run.started_at or now()
+    builds.settle(session, run, made)
+    _settle_cells(session, run, made)
+    run.state, run.reason, run.started_at = RunState.RUNNING, "", run.started_at or now()
     session.add(run)
     session.flush()
     publish(session, "run", run=run.id, state=run.state)
@@ -160,7 +219,7 @@ def _needs_base(made: Mapping[str, Build]) -> bool:
     )
 
 
-def _settle(session: Session, run: Run, made: Mapping[str, Build]) -> None:
+def _settle_cells(session: Session, run: Run, made: Mapping[str, Build]) -> None:
     """Cells that have nothing to run say so now: no build, or nothing for the variant to change."""
     for cell in session.exec(select(RunCell).where(RunCell.run_id == run.id)):
         build = made[cell.build]
@@ -177,8 +236,8 @@ def _settle(session: Session, run: Run, made: Mapping[str, Build]) -> None:
     session.flush()
 
 
-def _advance_trials(session: Session, settings: ServiceSettings, run: Run) -> None:
-    workers = claims.live_workers(session, run.queue)
+def _advance_trials(session: Session, run: Run) -> None:
+    workers = claims.live_workers(session, run)
     if run.environment_id is None:
         kinds = {worker.environment_id for worker in workers} - {None}
         if len(kinds) == 1:  # then it is clear where it will run, and what is known there already
@@ -186,26 +245,35 @@ def _advance_trials(session: Session, settings: ServiceSettings, run: Run) -> No
     if run.sequential:
         _stop_decided(session, run)
     left = claims.remaining(session, run)
-    held = session.exec(
-        select(Claim.id).where(Claim.run_id == run.id, Claim.state == ClaimState.LIVE)
-    ).all()
+    held = claims.live(session, run.id)
     if not left and not held:
-        _end(session, settings, run, RunState.COMPLETE, "")
-        return
-    if run.setbacks >= SETBACKS:
+        _end(session, run, RunState.COMPLETE, "")
+    elif run.setbacks >= SETBACKS:
         if not held:
             reason = f"given up: {run.setbacks} attempts in a row settled no trial: {run.reason}"
-            _end(session, settings, run, RunState.FAILED, reason)
+            _end(session, run, RunState.FAILED, reason)
+    else:
+        unclaimed = sum(one.unclaimed for one in left)
+        _wake_trials(session, run, unclaimed, workers, held)
+
+
+def _wake_trials(
+    session: Session, run: Run, unclaimed: int, workers: Sequence[Worker], held: bool
+) -> None:
+    """Wake as many workers as there is work for, of those that can go on with this run.
+
+    Where it began, as long as anyone there takes trials or ends what he holds; then anywhere.
+    """
+    queue = trial_queue(run.queue, run.trusted)
+    bound = claims.bound_workers(session, run)
+    if bound and run.environment_id is not None:
+        workers, queue = bound, environment_queue(run.environment_id, run.trusted)
+    elif run.environment_id is not None and held:
         return
-    unclaimed = sum(one.unclaimed for one in left)
-    if not unclaimed:
-        return
-    at = None
-    if run.setbacks:
-        at = now() + timedelta(seconds=SETBACK_S * 2 ** (run.setbacks - 1))
+    at = _after_setbacks(session, run)
     for n in range(min(unclaimed, max(1, len(workers)))):
         wake(
-            session, "trials", trial_queue(run.queue),
+            session, "trials", queue,
             lock=f"trials:{run.id}:{n}", priority=run.priority, at=at, run=str(run.id),
         )  # fmt: skip
 
@@ -226,9 +294,7 @@ def _stop_decided(session: Session, run: Run) -> None:
     session.flush()
 
 
-def _end(
-    session: Session, settings: ServiceSettings, run: Run, state: RunState, reason: str
-) -> None:
+def _end(session: Session, run: Run, state: RunState, reason: str) -> None:
     run.state, run.reason, run.finished_at = state, reason, now()
     if state is RunState.COMPLETE:
         run.parity = asdict(parity(session, run))

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
+from sqlalchemy import literal
 from sqlalchemy.dialects.postgresql import insert
 from sqlmodel import Session, col, select
 
 from runner.run import BuildId, PreparedBuild
+from runner.variants.names import BuildKind
 from service import rows
+from service.database import clock
 from service.events import publish
 from service.queue import build_queue, wake
-from service.tables import (
-    OPEN_STATES,
-    Build,
-    BuildState,
-    Commit,
-    CommitBuild,
-    Run,
-    RunCell,
-)
-from service.tables.columns import now
+from service.tables import Build, BuildState, Commit, CommitBuild, Run, RunCell, RunState
 
+STOCK = str(BuildId(BuildKind.STOCK))
+"""Every run needs it, for the reference that its outputs are compared with."""
 ATTEMPTS = 4
 """Of a build, before what the infrastructure does to it counts as final."""
 RETRY_S = 15
@@ -45,28 +41,53 @@ def order(session: Session, run: Run, commit_id: int, name: str) -> CommitBuild:
     }
     statement = insert(CommitBuild).values(**key, state=BuildState.WAITING, attempts=0, reason="")
     session.connection().execute(statement.on_conflict_do_nothing(index_elements=list(key)))
-    wanted = session.exec(select(CommitBuild).filter_by(**key).with_for_update()).one()
-    asked_before = str(run.id) in (run.facts.get("builds_asked") or [])
-    if wanted.state == BuildState.FAILED and not asked_before:
-        wanted.state, wanted.attempts, wanted.reason = BuildState.WAITING, 0, ""
-        session.add(wanted)
-    if wanted.state == BuildState.DONE and BuildId.parse(name).pulls and not asked_before:
-        wanted.state, wanted.attempts = BuildState.WAITING, 0
-        session.add(wanted)
+    wanted = session.exec(
+        select(CommitBuild).filter_by(**key).with_for_update(),
+        execution_options={"populate_existing": True},
+    ).one()
+    asked = set(run.facts.get("builds_asked") or ())
+    if wanted.id not in asked:
+        merges = wanted.state == BuildState.DONE and BuildId.parse(name).pulls
+        if wanted.state == BuildState.FAILED or merges:
+            wanted.state, wanted.attempts = BuildState.WAITING, 0
+            wanted.reason, wanted.finished_at = "", None
+            session.add(wanted)
+        run.facts = {**run.facts, "builds_asked": sorted({*asked, wanted.id})}
+        session.add(run)
     session.flush()
     if wanted.state == BuildState.WAITING:
-        _wake(session, run.subject, wanted, run.priority)
+        _wake(session, wanted)
     return wanted
 
 
-def _wake(
-    session: Session, subject: str, wanted: CommitBuild, priority: int, after_s: float = 0.0
-) -> None:
-    at = now() + timedelta(seconds=after_s) if after_s else None
+def _wake(session: Session, wanted: CommitBuild) -> None:
+    """Wake who makes a build that waits, as urgently as the runs that need it are."""
+    runs = needing(session, wanted)
+    if not runs:
+        return
+    trusted = _trusted(runs)
     wake(
-        session, "build", build_queue(subject),
-        lock=f"build:{wanted.id}", priority=priority, at=at, commit_build=wanted.id,
+        session, "build", build_queue(_subject(session, wanted), trusted),
+        lock=f"build:{wanted.id}", priority=runs[0].priority, at=_due(wanted),
+        commit_build=wanted.id,
     )  # fmt: skip
+
+
+def _subject(session: Session, wanted: CommitBuild) -> str:
+    return session.get_one(Commit, wanted.commit_id).subject
+
+
+def _due(wanted: CommitBuild) -> datetime | None:
+    """When a build that failed for want of the host is tried again; None for at once."""
+    if not wanted.attempts or wanted.finished_at is None:
+        return None
+    return wanted.finished_at + timedelta(seconds=RETRY_S * 2 ** (wanted.attempts - 1))
+
+
+def _trusted(runs: Sequence[Run]) -> bool:
+    """Whether somebody vouches for the code of a build: one run that is trusted is enough, since
+    what merges pull requests is never trusted."""
+    return any(run.trusted for run in runs)
 
 
 @dataclass(frozen=True)
@@ -79,11 +100,16 @@ class BuildJob:
     name: str
     commit: dict[str, Any]
     architecture: str
-    trusted: bool
 
 
-def take(session: Session, commit_build: int, worker: UUID | None) -> BuildJob | None:
-    """Take a build that waits; None where it does not, or nobody needs it any more."""
+def take(
+    session: Session, commit_build: int, worker: UUID | None, contained: bool = False
+) -> BuildJob | None:
+    """Take a build that waits; None where it does not, or nobody needs it any more.
+
+    contained: the worker puts code that nobody vouches for into containers. For one that does not,
+    such a build is left to others.
+    """
     wanted = session.exec(
         select(CommitBuild).where(CommitBuild.id == commit_build).with_for_update()
     ).one_or_none()
@@ -92,9 +118,12 @@ def take(session: Session, commit_build: int, worker: UUID | None) -> BuildJob |
     runs = needing(session, wanted)
     if not runs:
         return None
+    if not contained and not _trusted(runs):
+        _wake(session, wanted)
+        return None
     wanted.state, wanted.token, wanted.worker_id = BuildState.BUILDING, uuid4(), worker
     wanted.attempts += 1
-    wanted.started_at = wanted.heartbeat_at = now()
+    wanted.started_at = wanted.heartbeat_at = clock(session)
     wanted.finished_at = None
     session.add(wanted)
     commit = session.get_one(Commit, wanted.commit_id)
@@ -108,7 +137,6 @@ def take(session: Session, commit_build: int, worker: UUID | None) -> BuildJob |
         name=wanted.name,
         commit=as_result(commit, next((r.ref for r in runs if r.commit_id == commit.id), "")),
         architecture=wanted.architecture,
-        trusted=all(run.trusted for run in runs),
     )
 
 
@@ -124,13 +152,25 @@ def as_result(commit: Commit, ref: str = "") -> dict[str, Any]:
 
 
 def needing(session: Session, wanted: CommitBuild) -> list[Run]:
-    """The open runs that need a build, the most urgent first."""
-    of_commit = select(Run).where(
-        col(Run.state).in_(OPEN_STATES),
-        (col(Run.commit_id) == wanted.commit_id) | (col(Run.base_commit_id) == wanted.commit_id),
-        Run.queue == wanted.architecture,
+    """The open runs that wait for a build, the most urgent first.
+
+    A run that is still to be resolved may turn out to need it, whatever its toolchain.
+    """
+    of_its_cells = select(RunCell.id).where(RunCell.run_id == Run.id, RunCell.build == wanted.name)
+    stock = wanted.name == STOCK
+    own = (col(Run.commit_id) == wanted.commit_id) & (literal(stock) | of_its_cells.exists())
+    of_its_base = (col(Run.base_commit_id) == wanted.commit_id) & literal(stock)
+    same = col(Run.facts)["toolchain"].astext == wanted.toolchain
+    found = session.exec(
+        select(Run)
+        .where(
+            Run.queue == wanted.architecture,
+            own | of_its_base,
+            (col(Run.state) == RunState.QUEUED) | ((col(Run.state) == RunState.BUILDING) & same),
+        )
+        .order_by(col(Run.priority).desc(), col(Run.created_at), col(Run.id))
     )
-    return list(session.exec(of_commit.order_by(col(Run.priority).desc(), col(Run.created_at))))
+    return list(found)
 
 
 def alive(session: Session, job: BuildJob) -> bool:
@@ -139,7 +179,7 @@ def alive(session: Session, job: BuildJob) -> bool:
     wanted = _held(session, job)
     if wanted is None or not needing(session, wanted):
         return False
-    wanted.heartbeat_at = now()
+    wanted.heartbeat_at = clock(session)
     session.add(wanted)
     return True
 
@@ -159,7 +199,7 @@ def done(session: Session, job: BuildJob, build: PreparedBuild) -> bool:
         return False
     row = rows.build_row(session, job.subject, build, f"{job.commit['sha']} {job.name}")
     wanted.state, wanted.build_id, wanted.token = BuildState.DONE, row.id, None
-    wanted.reason, wanted.finished_at = "", now()
+    wanted.reason, wanted.finished_at = "", clock(session)
     session.add(wanted)
     publish(session, "build", commit=wanted.commit_id, build=wanted.id)
     return True
@@ -170,25 +210,20 @@ def gave_up(session: Session, job: BuildJob, reason: str, final: bool = False) -
     wanted = _held(session, job)
     if wanted is None:
         return False
-    put_back(session, job.subject, wanted, reason, final)
+    put_back(session, wanted, reason, final)
     return True
 
 
-def put_back(
-    session: Session, subject: str, wanted: CommitBuild, reason: str, final: bool = False
-) -> None:
-    """Let a build wait again, or end as failed once it was tried often enough."""
+def put_back(session: Session, wanted: CommitBuild, reason: str, final: bool = False) -> None:
+    """Let a build, whose row is locked, wait again, or end as failed after so many attempts."""
     wanted.token, wanted.reason = None, reason
     spent = final or wanted.attempts >= ATTEMPTS
     wanted.state = BuildState.FAILED if spent else BuildState.WAITING
-    wanted.finished_at = now()
+    wanted.finished_at = clock(session)
     session.add(wanted)
     session.flush()
     if not spent:
-        runs = needing(session, wanted)
-        after = RETRY_S * 2 ** max(0, wanted.attempts - 1)
-        if runs:
-            _wake(session, subject, wanted, runs[0].priority, after)
+        _wake(session, wanted)
     publish(session, "build", commit=wanted.commit_id, build=wanted.id)
 
 
@@ -201,8 +236,8 @@ def stopped(session: Session, job: BuildJob) -> None:
     wanted.attempts = max(0, wanted.attempts - 1)
     session.add(wanted)
     session.flush()
-    for run in needing(session, wanted)[:1]:
-        _wake(session, job.subject, wanted, run.priority)
+    _wake(session, wanted)
+    publish(session, "build", commit=wanted.commit_id, build=wanted.id)
 
 
 def of_commit(session: Session, run: Run, commit_id: int) -> Mapping[str, CommitBuild]:
@@ -228,7 +263,16 @@ def made(session: Session, builds: Mapping[str, CommitBuild]) -> dict[str, Build
     }
 
 
-def names(session: Session, run: Run) -> list[str]:
-    """The builds that a run's cells and their references need."""
-    wanted = set(session.exec(select(RunCell.build).where(RunCell.run_id == run.id)))
-    return sorted(wanted | {"stock"})
+def settle(session: Session, run: Run, made: Mapping[str, Build]) -> None:
+    """Let a run keep to these builds, whatever is made of its commit later: a pull request that a
+    build merges may move on, and another run then asks for it anew."""
+    run.facts = {**run.facts, "builds": {name: build.id for name, build in made.items()}}
+    session.add(run)
+
+
+def of_run(session: Session, run: Run) -> dict[str, Build]:
+    """The builds that a run keeps to, by name."""
+    ids: Mapping[str, int] = run.facts.get("builds") or {}
+    found = session.exec(select(Build).where(col(Build.id).in_(ids.values())))
+    by_id = {build.id: build for build in found}
+    return {name: by_id[identity] for name, identity in ids.items()}

@@ -1,4 +1,8 @@
-"""Claims: a worker's hold on some trials of a run, and the only way by which trials get stored."""
+"""Claims: a worker's hold on a run, and the only way by which trials get stored.
+
+A claim holds some of the run's trials; one that holds none is for finding out the run's commit.
+Locks are taken in one order: the claim, then its run, then what belongs to the run.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,18 @@ from sqlmodel import Session, col, select
 
 from runner import matrix as matrices
 from runner import result
+from runner.errors import InfrastructureError
 from runner.matrix import Matrix
 from runner.outcome import FAILURES, Outcome
 from runner.variants.names import Variant
 from service import builds, rows
+from service.database import clock
 from service.events import publish
-from service.queue import trial_queue
+from service.queue import environment_queue, trial_queue
 from service.recording import record_trial
+from service.submit import locked
 from service.tables import (
+    OPEN_STATES,
     Build,
     Cell,
     Claim,
@@ -35,7 +43,6 @@ from service.tables import (
     Worker,
     WorkerState,
 )
-from service.tables.columns import now
 
 COUNTED = frozenset({*FAILURES, Outcome.PASS, Outcome.UNSUPPORTED})
 """Outcomes that settle a trial which was wanted; an infrastructure error settles nothing."""
@@ -57,7 +64,6 @@ class Batch:
     matrix: Matrix
     keys: dict[str, str]
     base: dict[str, Any] | None
-    trusted: bool
     adaptive: bool
     cells: dict[str, int] = field(default_factory=dict)
 
@@ -104,12 +110,17 @@ def remaining(session: Session, run: Run) -> list[Remaining]:
     return found
 
 
+def live(session: Session, run: UUID) -> bool:
+    """Whether somebody holds a claim of the run."""
+    found = select(Claim.id).where(Claim.run_id == run, Claim.state == ClaimState.LIVE).limit(1)
+    return session.exec(found).first() is not None
+
+
 def bind(session: Session, run: Run, environment: Environment) -> None:
     """Give a run its environment, and each of its cells the measurement that counts its trials."""
     run.environment_id = environment.id
     session.add(run)
-    assert run.commit_id is not None
-    made = builds.made(session, builds.of_commit(session, run, run.commit_id))
+    made = builds.of_run(session, run)
     for cell in session.exec(
         select(RunCell).where(RunCell.run_id == run.id, col(RunCell.outcome).is_(None))
     ):
@@ -125,37 +136,66 @@ def bind(session: Session, run: Run, environment: Environment) -> None:
     session.flush()
 
 
-def live_workers(session: Session, queue: str) -> list[Worker]:
-    """Workers that take trials of that queue now."""
+def live_workers(session: Session, run: Run) -> list[Worker]:
+    """Workers that take trials of such a run now, whatever they find on their hosts."""
+    return _taking(session, trial_queue(run.queue, run.trusted))
+
+
+def bound_workers(session: Session, run: Run) -> list[Worker]:
+    """Workers that go on with a run in the environment in which it began; none before that."""
+    if run.environment_id is None:
+        return []
+    return _taking(session, environment_queue(run.environment_id, run.trusted))
+
+
+def _taking(session: Session, queue: str) -> list[Worker]:
     found = session.exec(select(Worker).where(Worker.state == WorkerState.LIVE))
-    return [worker for worker in found if trial_queue(queue) in worker.queues]
+    return [worker for worker in found if queue in worker.queues]
 
 
-def take(session: Session, run_id: UUID, worker: Worker, batch_s: float) -> Batch | None:
+def hold(session: Session, run_id: UUID, worker: UUID | None) -> UUID | None:
+    """Claim a run whose commit is to be found out; None where that is done, or somebody does it."""
+    run = locked(session, run_id)
+    if run is None or run.state != RunState.QUEUED or live(session, run.id):
+        return None
+    return _claim(session, run, worker).id
+
+
+def _claim(session: Session, run: Run, worker: UUID | None) -> Claim:
+    moment = clock(session)
+    claim = Claim(run_id=run.id, worker_id=worker, created_at=moment, heartbeat_at=moment)
+    session.add(claim)
+    session.flush()
+    return claim
+
+
+def take(
+    session: Session, run_id: UUID, worker: Worker, batch_s: float, contained: bool = False
+) -> Batch | None:
     """Claim a share of a run's trials for a worker; None where there is nothing for it to do.
 
     As much as takes about batch_s seconds, and no more than its share among the live workers.
+    contained: the worker puts a fork's code into containers; others leave it alone. A run goes on
+    where it began for as long as anyone there holds or takes trials of it.
     """
-    run = session.exec(select(Run).where(Run.id == run_id).with_for_update()).one_or_none()
-    if run is None or run.state != RunState.RUNNING:
+    run = locked(session, run_id)
+    if run is None or run.state != RunState.RUNNING or not (run.trusted or contained):
         return None
     environment = session.get_one(Environment, worker.environment_id)
-    workers = live_workers(session, run.queue)
     if run.environment_id != environment.id:
-        bound = {w.environment_id for w in workers if w.id != worker.id}
-        if run.environment_id is not None and run.environment_id in bound:
-            return None  # its own kind of worker is there and goes on with it
+        if run.environment_id is not None and (
+            live(session, run.id) or bound_workers(session, run)
+        ):
+            return None
         bind(session, run, environment)
     left = remaining(session, run)
     unclaimed = sum(one.unclaimed for one in left)
     if not unclaimed:
         return None
-    share = math.ceil(unclaimed / max(1, len(workers)))
+    share = math.ceil(unclaimed / max(1, len(bound_workers(session, run))))
     size = max(worker.parallel, min(share, _size(session, run, worker, batch_s)))
     chosen = _interleaved(left, size)
-    claim = Claim(run_id=run.id, worker_id=worker.id)
-    session.add(claim)
-    session.flush()
+    claim = _claim(session, run, worker.id)
     for cell, trials in chosen:
         assert cell.id is not None
         session.add(ClaimCell(claim_id=claim.id, run_cell_id=cell.id, trials=trials))
@@ -182,7 +222,7 @@ def _pace(session: Session, run: Run) -> tuple[int, float]:
     taken = func.extract("epoch", col(Claim.finished_at) - col(Claim.created_at))
     trials, seconds = session.exec(
         select(func.coalesce(func.sum(recorded), 0), func.coalesce(func.sum(taken), 0)).where(
-            Claim.run_id == run.id, Claim.state == ClaimState.DONE
+            Claim.run_id == run.id, Claim.state == ClaimState.DONE, recorded > 0
         )
     ).one()
     return int(trials), float(seconds)
@@ -207,7 +247,7 @@ def _interleaved(left: Iterable[Remaining], size: int) -> list[tuple[RunCell, in
 def _batch(session: Session, run: Run, claim: Claim, chosen: list[tuple[RunCell, int]]) -> Batch:
     assert run.commit_id is not None
     commit = session.get_one(Commit, run.commit_id)
-    made = builds.made(session, builds.of_commit(session, run, run.commit_id))
+    made = builds.of_run(session, run)
     whole = matrices.from_data(run.matrix)
     trials = {cell.name: n for cell, n in chosen}
     matrix = replace(
@@ -227,7 +267,6 @@ def _batch(session: Session, run: Run, claim: Claim, chosen: list[tuple[RunCell,
         matrix=matrix,
         keys={name: build.key for name, build in made.items()},
         base=base,
-        trusted=run.trusted,
         adaptive=run.adaptive,
         cells={cell.name: cell.id for cell, _ in chosen if cell.id is not None},
     )
@@ -242,19 +281,17 @@ class Recorder:
         self._environment: int | None = None
         self._measurements: dict[tuple[str, str], int] = {}
 
-    def started(self, session: Session, event: result.RunStarted) -> None:
-        """What the trials of this claim run in. Raises ClaimLost."""
+    def started(self, session: Session, event: result.RunStarted) -> int:
+        """What the trials of this claim run in: the id of that environment. Raises ClaimLost."""
         self._live(session)
         environment = rows.environment_row(session, event.device, event.toolchain, event.harness)
+        assert environment.id is not None
         self._environment = environment.id
-        run = session.exec(select(Run).where(Run.id == self._batch.run).with_for_update()).one()
+        run = locked(session, self._batch.run)
+        assert run is not None
         if run.environment_id != environment.id:
             # A worker tells its kind before it knows which JAX its trials import.
             bind(session, run, environment)
-            if self._worker is not None:
-                worker = session.get_one(Worker, self._worker)
-                worker.environment_id = environment.id
-                session.add(worker)
         run.facts = {
             **run.facts,
             "parallel": event.parallel,
@@ -262,6 +299,7 @@ class Recorder:
             "trial_mode": event.trial_mode,
         }
         session.add(run)
+        return environment.id
 
     def trial(self, session: Session, event: result.TrialFinished, log: str) -> bool:
         """Store one trial; False where it is there already. Raises ClaimLost."""
@@ -303,16 +341,28 @@ class Recorder:
         return self._measurements[key]
 
     def _found(self, session: Session, event: result.TrialFinished, cell_id: int | None) -> int:
+        """The measurement in this claim's own environment: the run may have gone to another."""
+        build = session.exec(select(Build).where(Build.key == event.build)).one_or_none()
+        if build is None:
+            raise InfrastructureError(
+                f"{event.cell}: this host made the build {event.build[:12]}, which nobody ordered: "
+                "hosts that share runs need the same compiler and the same Racewatch"
+            )
         if cell_id is not None:
-            found = session.get_one(RunCell, cell_id).measurement_id
-            assert found is not None, "the run was bound before its trials began"
-            return found
-        build = session.exec(select(Build).where(Build.key == event.build)).one()
+            cell = session.get_one(Cell, session.get_one(RunCell, cell_id).cell_id)
+        else:
+            cell = rows.cell_row(session, self._reference(event), reference=True)
+        environment = session.get_one(Environment, self._environment)
+        row = rows.measurement_row(session, build, cell, environment, self._batch.adaptive)
+        assert row.id is not None
+        return row.id
+
+    def _reference(self, event: result.TrialFinished) -> matrices.Cell:
         program = event.cell.removeprefix(result.REFERENCE).removeprefix(result.BASE)
         # Of a program's recipes the one that ran: a reference's name does not tell it.
         asked = [c.recipe for c in self._batch.matrix.cells if str(c.program) == program]
         recipe = next((r for r in asked if r == event.recipe), matrices.Recipe.AUTO)
-        added = matrices.Cell(
+        return matrices.Cell(
             name="",
             variant=Variant.parse("stock"),
             program=matrices.Program(program),
@@ -321,15 +371,6 @@ class Recorder:
             recipe=recipe,
             trials=1,
         )
-        row = rows.measurement_row(
-            session,
-            build,
-            rows.cell_row(session, added, reference=True),
-            session.get_one(Environment, self._environment),
-            self._batch.adaptive,
-        )
-        assert row.id is not None
-        return row.id
 
 
 def alive(session: Session, claim_id: UUID) -> bool:
@@ -337,37 +378,42 @@ def alive(session: Session, claim_id: UUID) -> bool:
     claim = session.exec(select(Claim).where(Claim.id == claim_id).with_for_update()).one()
     if claim.state != ClaimState.LIVE:
         return False
-    run = session.get_one(Run, claim.run_id)
-    if run.state != RunState.RUNNING:
+    if session.get_one(Run, claim.run_id).state not in OPEN_STATES:
         return False
-    claim.heartbeat_at = now()
+    claim.heartbeat_at = clock(session)
     session.add(claim)
     return True
 
 
 def release(
     session: Session, claim_id: UUID, state: ClaimState, reason: str = "", notes: Iterable[str] = ()
-) -> None:
-    """End a claim. One that settled no trial is a setback for its run, else a fresh start."""
+) -> bool:
+    """End a claim; False where it had ended.
+
+    One that settled no trial is a setback for its run, else a fresh start.
+    """
     claim = session.exec(select(Claim).where(Claim.id == claim_id).with_for_update()).one()
     if claim.state != ClaimState.LIVE:
-        return
-    claim.state, claim.reason, claim.finished_at = state, reason, now()
+        return False
+    claim.state, claim.reason, claim.finished_at = state, reason, clock(session)
     session.add(claim)
-    run = session.exec(select(Run).where(Run.id == claim.run_id).with_for_update()).one()
-    settled = session.exec(
-        select(func.coalesce(func.sum(ClaimCell.recorded), 0)).where(ClaimCell.claim_id == claim_id)
-    ).one()
-    if settled:
-        run.setbacks = 0
-    elif state is not ClaimState.CANCELLED:
-        run.setbacks += 1
-        run.reason = reason
+    run = locked(session, claim.run_id)
+    assert run is not None
+    if run.state in OPEN_STATES:  # what ended already keeps the reason of its end
+        settled = session.exec(
+            select(func.sum(ClaimCell.recorded)).where(ClaimCell.claim_id == claim_id)
+        ).one()
+        if settled:
+            run.setbacks, run.reason = 0, ""
+        elif state is not ClaimState.CANCELLED:
+            run.setbacks += 1
+            run.reason = reason or "its trials settled nothing"
     new = [note for note in notes if note not in run.notes]
     if new:
         run.notes = [*run.notes, *new]
     session.add(run)
     session.flush()
+    return True
 
 
 __all__ = [
@@ -378,6 +424,9 @@ __all__ = [
     "Remaining",
     "alive",
     "bind",
+    "bound_workers",
+    "hold",
+    "live",
     "live_workers",
     "release",
     "remaining",

@@ -13,11 +13,23 @@ from procrastinate.worker import Worker
 
 from service.postgres import libpq
 from service.queue import app as tasks
+from service.settings import ServiceSettings
 
 _LOG = logging.getLogger("racewatch.queue")
 RESTART_S = 1.0
 """Before a consumer that ended by itself is started again; doubled up to RESTART_MAX_S."""
 RESTART_MAX_S = 15.0
+HEARTBEAT_S = 10.0
+"""Of the queue's own workers."""
+
+
+def silence_s(settings: ServiceSettings) -> float:
+    """Silence after which a worker of the queue counts as gone.
+
+    It allows for a batch and a drain, in which the queue's own heartbeat pauses (Procrastinate's
+    issue 1585). What workers hold is watched by other heartbeats: see `service.sweep`.
+    """
+    return settings.worker_lost_s + settings.batch_s + settings.drain_s
 
 
 async def consume(
@@ -27,9 +39,11 @@ async def consume(
     stop: asyncio.Event,
     *,
     concurrency: int = 1,
-    lost_s: float = 30.0,
+    gone_s: float = 180.0,
 ) -> None:
     """Carry out jobs, each lane (some queues) `concurrency` at a time, until `stop` is set.
+
+    gone_s: see `silence_s`. A queue that is added to a lane later is taken from too.
 
     Jobs that run then are waited for. Procrastinate ends a worker at the first heartbeat that
     fails, so each is started again for as long as nobody asked it to stop.
@@ -41,7 +55,7 @@ async def consume(
         await _opened(app, stop)
         try:
             await asyncio.gather(
-                *(_lane(app, queues, context, stop, concurrency, lost_s) for queues in lanes)
+                *(_lane(app, queues, context, stop, concurrency, gone_s) for queues in lanes)
             )
         finally:
             await app.close_async()
@@ -66,18 +80,18 @@ async def _lane(
     context: Mapping[str, Any],
     stop: asyncio.Event,
     concurrency: int,
-    lost_s: float,
+    gone_s: float,
 ) -> None:
     pause = RESTART_S
     while not stop.is_set():
         worker = Worker(
             app,
-            queues=list(queues),
+            queues=queues,
             concurrency=concurrency,
             additional_context=dict(context),
             install_signal_handlers=False,
-            update_heartbeat_interval=lost_s / 3,
-            stalled_worker_timeout=lost_s,
+            update_heartbeat_interval=HEARTBEAT_S,
+            stalled_worker_timeout=gone_s,
             fetch_job_polling_interval=2.0,
             delete_jobs="successful",
         )

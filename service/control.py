@@ -12,7 +12,7 @@ from procrastinate import JobContext
 
 from runner.errors import RacewatchError
 from service import finished
-from service.consume import consume
+from service.consume import consume, silence_s
 from service.database import Database
 from service.github import approval, outbox, poll
 from service.github.client import GitHub
@@ -61,7 +61,7 @@ class Control:
                 {"control": self},
                 stop,
                 concurrency=2,
-                lost_s=self.settings.worker_lost_s,
+                gone_s=silence_s(self.settings),
             ),
             self._regularly(stop, self.settings.sweep_s, self._sweep),
             self._regularly(stop, 30.0, self.poll),

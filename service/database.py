@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 
-from sqlalchemy import Engine
-from sqlmodel import Session, create_engine
+from sqlalchemy import Engine, func
+from sqlmodel import Session, create_engine, select
 
 from runner.errors import InputError
 
@@ -33,6 +34,12 @@ class Database:
     def close(self) -> None:
         """Shut all connections that are not in use."""
         self.engine.dispose()
+
+
+def clock(session: Session) -> datetime:
+    """This moment by the database's clock: what hosts tell each other must not rest on theirs."""
+    moment: datetime = session.exec(select(func.clock_timestamp())).one()
+    return moment
 
 
 def sqlalchemy_url(url: str) -> str:

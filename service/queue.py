@@ -6,11 +6,12 @@ may run twice, and may be lost: the sweep (see `service.sweep`) wakes what is op
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import procrastinate
 from procrastinate.exceptions import AlreadyEnqueued
+from sqlalchemy import DateTime, bindparam, text
 from sqlmodel import Session
 
 app = procrastinate.App(connector=procrastinate.PsycopgConnector())
@@ -20,14 +21,35 @@ _deferring = procrastinate.App(connector=procrastinate.SyncPsycopgConnector())
 CONTROL = "control"
 
 
-def build_queue(subject: str) -> str:
-    """Builds and git work of a subject: not every host has every subject's compilers."""
-    return f"build-{subject}"
+# It finds only what it changes: a row that it found it would lock until the transaction's end.
+_MOVE_UP = text(
+    """
+    UPDATE procrastinate_jobs
+    SET priority = greatest(priority, :priority), queue_name = :queue,
+        scheduled_at = CASE WHEN :at < scheduled_at THEN :at ELSE scheduled_at END
+    WHERE queueing_lock = :lock AND status = 'todo'
+        AND (priority < :priority OR queue_name <> :queue OR scheduled_at > :at)
+    """
+).bindparams(bindparam("at", type_=DateTime(timezone=True)))
+_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def trial_queue(device: str) -> str:
+def build_queue(subject: str, trusted: bool = True) -> str:
+    """Builds and git work of a subject: not every host has every subject's compilers.
+
+    trusted: False for a fork's code, which only workers take that put it into containers.
+    """
+    return f"build-{subject}" if trusted else f"forks-build-{subject}"
+
+
+def trial_queue(device: str, trusted: bool = True) -> str:
     """Trials for one kind of device, such as `sm90` or `emulated`."""
-    return f"trial-{device}"
+    return f"trial-{device}" if trusted else f"forks-trial-{device}"
+
+
+def environment_queue(environment: int, trusted: bool = True) -> str:
+    """Trials of runs that have begun in one environment: others of the kind cannot go on there."""
+    return f"environment-{environment}" if trusted else f"forks-environment-{environment}"
 
 
 def wake(
@@ -42,6 +64,9 @@ def wake(
 ) -> bool:
     """Defer a job in this session's transaction; False where one with that lock waits already.
 
+    That one is moved up then where it would come later, with less priority, or to another queue:
+    whoever wakes at once must not wait for the pause after somebody else's setback.
+
     The savepoint keeps a lock that is taken from undoing the whole transaction. It is the
     connection's: the session's own is only made once something is asked through the session.
     """
@@ -50,6 +75,8 @@ def wake(
         with connection.begin_nested():
             wake_new(session, task, queue, lock=lock, priority=priority, at=at, **arguments)
     except AlreadyEnqueued:
+        moved = {"lock": lock, "queue": queue, "priority": priority, "at": at or _BEGINNING}
+        connection.execute(_MOVE_UP, moved)
         return False
     return True
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 from uuid import UUID, uuid4
 
 from sqlalchemy import insert, text
-from sqlmodel import Session, SQLModel, col, select
+from sqlmodel import Session, SQLModel
 
 from runner import matrix as matrices
 from runner import result
@@ -144,9 +145,20 @@ def _values(request: RunRequest, queue: str, commit_id: int | None, plan: _Plan)
     }
 
 
-def begin(session: Session, run: Run) -> None:
+_LOCK = {"key_share": True}  # who only refers to a run, as each of its trials does, need not wait
+
+
+def locked(session: Session, run: UUID) -> Run | None:
+    """A run's row as it is now, for this transaction alone; None where it is not there.
+
+    It is read anew even if the session holds it: what it held may be older than the lock.
+    """
+    return session.get(Run, run, populate_existing=True, with_for_update=_LOCK)
+
+
+def begin(session: Session, run: Run, at: datetime | None = None) -> None:
     """Wake who resolves the run's commit and orders its builds."""
-    wake(session, **_preparing(run.subject, run.id, run.priority))
+    wake(session, **_preparing(run.subject, run.id, run.priority), at=at)
 
 
 def _preparing(subject: str, run: UUID, priority: int) -> dict[str, Any]:
@@ -160,7 +172,9 @@ def _preparing(subject: str, run: UUID, priority: int) -> dict[str, Any]:
 
 
 def approve(session: Session, run: Run, by: str) -> bool:
-    """Let a run that awaits approval begin; False where it did not."""
+    """Let a run that awaits approval begin; False where it did not, or was cancelled meanwhile."""
+    session.flush()
+    session.refresh(run, with_for_update=_LOCK)
     if run.state != RunState.AWAITING_APPROVAL:
         return False
     run.state, run.reason = RunState.QUEUED, f"approved by {by}"
@@ -176,23 +190,10 @@ def cancel(session: Session, run_id: UUID, reason: str) -> bool:
 
     What its trials showed so far stays.
     """
-    run = session.exec(select(Run).where(Run.id == run_id).with_for_update()).one_or_none()
+    run = locked(session, run_id)
     if run is None or run.state not in (*OPEN_STATES, RunState.AWAITING_APPROVAL):
         return False
     run.state, run.reason, run.finished_at = RunState.CANCELLED, reason, now()
     session.add(run)
     publish(session, "run", run=run.id, state=run.state)
     return True
-
-
-def cancel_older(session: Session, subject: str, pull: int, keep_sha: str, reason: str) -> int:
-    """End the open runs of a pull request's other heads; how many they were."""
-    older = session.exec(
-        select(Run.id).where(
-            Run.subject == subject,
-            Run.pull == pull,
-            Run.head_sha != keep_sha,
-            col(Run.state).in_((*OPEN_STATES, RunState.AWAITING_APPROVAL)),
-        )
-    ).all()
-    return sum(cancel(session, run, reason) for run in older)

@@ -6,17 +6,20 @@ Everything that a lost job would have done is done here too, so that no job has 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
 from sqlalchemy import func, text
+from sqlalchemy.exc import OperationalError
 from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import SelectOfScalar
 
 from service import builds, claims
 from service.advance import advance
+from service.consume import silence_s
 from service.database import Database
 from service.events import publish
 from service.finished import on_worker_lost
@@ -26,7 +29,6 @@ from service.tables import (
     BuildState,
     Claim,
     ClaimState,
-    Commit,
     CommitBuild,
     Run,
     Worker,
@@ -34,6 +36,7 @@ from service.tables import (
 )
 
 _LOG = logging.getLogger("racewatch.sweep")
+LOST = "its worker was lost"
 _Id = TypeVar("_Id")
 
 
@@ -44,18 +47,31 @@ def sweep(database: Database, settings: ServiceSettings) -> None:
         if silent is None:
             return  # nobody could have said anything yet
         lost_workers(session, settings, silent)
-    for claim in _ids(database, _stale_claims(silent)):
-        with database.session() as session:
-            claims.release(session, claim, ClaimState.LOST, "its worker was lost")
-    for build in _ids(database, _stale_builds(silent)):
-        with database.session() as session:
-            _take_back(session, build)
+    _each(database, _stale_claims(silent), partial(_take_over, silent))
+    _each(database, _stale_builds(silent), partial(_take_back, silent))
     with database.session() as session:
-        end_orphaned_jobs(session, settings.worker_lost_s + settings.batch_s + settings.drain_s)
+        end_orphaned_jobs(session, silence_s(settings))
     open_runs = select(Run.id).where(col(Run.state).in_(OPEN_STATES))
-    for run in _ids(database, open_runs.order_by(col(Run.priority).desc(), col(Run.created_at))):
-        with database.session() as session:
-            advance(session, settings, run)
+    urgent_first = open_runs.order_by(col(Run.priority).desc(), col(Run.created_at))
+    _each(database, urgent_first, advance)
+
+
+def _each(
+    database: Database,
+    statement: SelectOfScalar[_Id],
+    work: Callable[[Session, _Id], object],
+) -> None:
+    """Each found thing in a transaction; one that fails keeps none of the others back."""
+    with database.session() as session:
+        found = session.exec(statement).all()
+    for one in found:
+        try:
+            with database.session() as session:
+                work(session, one)
+        except OperationalError:
+            raise  # the database is away, or about to be: the next sweep finds it again
+        except Exception:
+            _LOG.exception("the sweep cannot move on %s", one)
 
 
 def _silent_since(session: Session, settings: ServiceSettings) -> datetime | None:
@@ -68,11 +84,6 @@ def _silent_since(session: Session, settings: ServiceSettings) -> datetime | Non
     ).one()
     limit = timedelta(seconds=settings.worker_lost_s)
     return None if current - began < limit else current - limit
-
-
-def _ids(database: Database, statement: SelectOfScalar[_Id]) -> Sequence[_Id]:
-    with database.session() as session:
-        return session.exec(statement).all()
 
 
 def lost_workers(session: Session, settings: ServiceSettings, silent: datetime) -> None:
@@ -103,21 +114,23 @@ def _stale_builds(silent: datetime) -> SelectOfScalar[int | None]:
     )
 
 
-def _take_back(session: Session, build: int | None) -> None:
-    wanted = session.exec(
-        select(CommitBuild).where(CommitBuild.id == build).with_for_update()
-    ).one()
-    if wanted.state == BuildState.BUILDING:
-        subject = session.get_one(Commit, wanted.commit_id).subject
-        builds.put_back(session, subject, wanted, "its worker was lost")
+def _take_over(silent: datetime, session: Session, claim: UUID) -> None:
+    row = session.get_one(Claim, claim, with_for_update=True)
+    if row.heartbeat_at < silent:  # else its worker has spoken since it was found
+        claims.release(session, claim, ClaimState.LOST, LOST)
+
+
+def _take_back(silent: datetime, session: Session, build: int | None) -> None:
+    row = session.get_one(CommitBuild, build, with_for_update=True)
+    if row.state == BuildState.BUILDING and row.heartbeat_at and row.heartbeat_at < silent:
+        builds.put_back(session, row, LOST)
 
 
 def end_orphaned_jobs(session: Session, lost_s: float) -> int:
     """End queue jobs whose worker is gone; how many they were. Their rows wake others.
 
-    lost_s: silence after which a worker of the queue counts as gone. It must allow for a batch and
-    a drain, in which the queue's own heartbeat pauses (Procrastinate's issue 1585).
-    Retrying them through the queue would ignore how often that was done already.
+    lost_s: see `consume.silence_s`. Retrying them through the queue would ignore how often that was
+    done already.
     """
     ended = session.connection().execute(
         text(

@@ -7,7 +7,7 @@ import logging
 import signal
 
 from service import tasks
-from service.consume import consume
+from service.consume import consume, silence_s
 from service.database import Database
 from service.settings import ServiceSettings
 from service.worker import WorkerOptions, WorkerProcess
@@ -19,9 +19,9 @@ assert tasks.trials, "importing the tasks is what declares them"
 def work(settings: ServiceSettings, database: Database, options: WorkerOptions) -> None:
     """Work until SIGTERM or SIGINT, then finish what is in hand; a second one gives it back."""
     worker = WorkerProcess(settings, database, options)
-    worker.register()
-    _LOG.info("worker %s takes %s", worker.id, ", ".join(worker.queues))
     try:
+        worker.register()
+        _LOG.info("worker %s takes %s", worker.id, ", ".join(worker.queues))
         asyncio.run(_work(settings, database, worker))
     finally:
         worker.close()
@@ -40,16 +40,12 @@ async def _work(settings: ServiceSettings, database: Database, worker: WorkerPro
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, asked)
     draining = asyncio.create_task(_drain(stop, worker))
-    lanes = [
-        [queue for queue in worker.queues if queue.startswith(kind)]
-        for kind in ("build-", "trial-")
-    ]
     await consume(
         database.url,
-        [lane for lane in lanes if lane],
+        [lane for lane in (worker.build_lane, worker.trial_lane) if lane],
         {"worker": worker},
         stop,
-        lost_s=settings.worker_lost_s,
+        gone_s=silence_s(settings),
     )
     await draining
 

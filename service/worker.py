@@ -7,8 +7,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -24,18 +27,20 @@ from runner.run import PreparedBuild
 from runner.settings import Settings
 from runner.trial.supervise import read_log
 from service import advance, builds, claims, jobprocess, rows
-from service.database import Database
+from service.database import Database, clock
 from service.events import publish
 from service.jobprocess import JobStopped
-from service.queue import build_queue, trial_queue
+from service.queue import build_queue, environment_queue, trial_queue
 from service.settings import ServiceSettings
 from service.tables import BuildState, ClaimState, CommitBuild, Run, Worker, WorkerState
-from service.tables.columns import now
 
 _LOG = logging.getLogger("racewatch.worker")
 OUTAGE_S = 900.0
 """How long a worker waits for a database that does not answer, before it drops what it holds."""
+LAST_WORD_S = 10.0
+"""How long it waits where it only wants to say that it ends."""
 _T = TypeVar("_T")
+_Name = TypeVar("_Name", str, int)
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,8 @@ class WorkerOptions:
 class WorkerProcess:
     """One worker: its row in the database, its heartbeat, and its two kinds of work.
 
-    `stopping` is set when it shall end what it holds at once; that is given back.
+    `stopping` is set when it shall end what it holds at once; that is given back. `build_lane` and
+    `trial_lane` are the queues that it takes from, a job at a time from each lane.
     """
 
     def __init__(
@@ -71,7 +77,10 @@ class WorkerProcess:
         self.options = options
         self.stopping = threading.Event()
         self.id = uuid4()
-        self.queues: list[str] = []
+        self.build_lane: list[str] = []
+        self.trial_lane: list[str] = []
+        self._state = WorkerState.LIVE
+        self._environment: int | None = None
         self._closed = threading.Event()
         self._heart: threading.Thread | None = None
         self._doing: dict[str, str] = {}
@@ -83,7 +92,7 @@ class WorkerProcess:
         """Find out what this host can do, and say so. Raises InfrastructureError, InputError."""
         described = {name: self._describe(name) for name in self.options.subjects}
         if self.options.build:
-            self.queues += [build_queue(name) for name in described]
+            self.build_lane += self._with_forks(build_queue, described)
         devices = {name: one for name, one in described.items() if one.get("device")}
         if self.options.trials:
             kinds = {one["queue"] for one in devices.values()}
@@ -92,7 +101,7 @@ class WorkerProcess:
                     f"--subject: a worker's trials run on one kind of device, got "
                     f"{', '.join(sorted(kinds))}: start a worker for each"
                 )
-            self.queues += [trial_queue(kind) for kind in kinds]
+            self.trial_lane += self._with_forks(trial_queue, kinds)
         if not self.queues:
             reasons = "; ".join(str(one.get("reason")) for one in described.values())
             raise InfrastructureError(f"this worker could do nothing here: {reasons}")
@@ -102,6 +111,21 @@ class WorkerProcess:
             publish(session, "worker", worker=self.id)
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
+
+    @property
+    def queues(self) -> list[str]:
+        """All queues that it takes from."""
+        return [*self.build_lane, *self.trial_lane]
+
+    @property
+    def contained(self) -> bool:
+        """Whether a fork's code may run here."""
+        return self.options.sandbox == "docker"
+
+    def _with_forks(self, queue: Callable[[_Name, bool], str], names: Iterable[_Name]) -> list[str]:
+        """The queues of these names, with those of forks where their code is contained."""
+        trusts = (True, False) if self.contained else (True,)
+        return [queue(name, trusted) for name in names for trusted in trusts]
 
     def _describe(self, subject: str) -> dict[str, Any]:
         request = self._request("describe", subject) | {
@@ -114,21 +138,39 @@ class WorkerProcess:
         return answer
 
     def _row(self, session: Session, described: dict[str, Any] | None) -> Worker:
+        moment = clock(session)
         row = Worker(
             id=self.id,
             name=self.options.name or f"{socket.gethostname()}-{os.getpid()}",
             host=socket.gethostname(),
             pid=os.getpid(),
-            queues=self.queues,
+            version=version("racewatch"),
+            started_at=moment,
+            heartbeat_at=moment,
         )
         if described is not None and self.options.trials:
             device = _device(described["device"])
             environment = rows.environment_row(
                 session, device, described["toolchain"], described["harness"]
             )
-            row.device, row.environment_id = described["device"], environment.id
-            row.parallel = described["parallel"]
+            row.device, row.parallel = described["device"], described["parallel"]
+            self._goes_on_in(row, environment.id)
+        row.queues = self.queues
         return row
+
+    def _goes_on_in(self, row: Worker, environment: int | None) -> None:
+        """Take trials of runs that began in that environment, and of no other."""
+        assert environment is not None
+        self.trial_lane[:] = [
+            *(queue for queue in self.trial_lane if queue not in self._environment_queues()),
+            *self._with_forks(environment_queue, [environment]),
+        ]
+        self._environment = row.environment_id = environment
+        row.queues = self.queues
+
+    def _environment_queues(self) -> list[str]:
+        known = [] if self._environment is None else [self._environment]
+        return self._with_forks(environment_queue, known)
 
     def _beat(self) -> None:
         """Says every few seconds that this worker lives, on connections of its own."""
@@ -138,47 +180,56 @@ class WorkerProcess:
                     self._say(session)
             except DBAPIError as error:
                 _LOG.warning("no heartbeat: the database does not answer: %s", _short(error))
+            except Exception:
+                _LOG.exception("no heartbeat")  # the next one may be heard: this must not end
 
-    def _say(self, session: Session, state: WorkerState | None = None) -> None:
+    def _say(self, session: Session) -> None:
         row = session.get(Worker, self.id)
         if row is None:
             return
         with self._lock:
             row.doing = "; ".join(self._doing.values())
-        row.heartbeat_at = now()
-        if state is not None:
-            row.state = state
-        elif row.state == WorkerState.LOST:  # it was silent for long, and is not lost after all
-            row.state = WorkerState.LIVE
+        # It is what it says that it is, also where its silence made others call it lost.
+        row.heartbeat_at, row.state = clock(session), self._state
         session.add(row)
 
     def drain(self) -> None:
         """Say that this worker takes nothing new."""
-        self._patiently(lambda session: self._say(session, WorkerState.DRAINING), 10.0)
+        self._end_as(WorkerState.DRAINING)
 
     def close(self) -> None:
         """Say that this worker has ended."""
         self._closed.set()
         if self._heart is not None:
             self._heart.join()
+        self._end_as(WorkerState.STOPPED)
+
+    def _end_as(self, state: WorkerState) -> None:
+        self._state = state
         try:
-            self._patiently(lambda session: self._say(session, WorkerState.STOPPED), 10.0)
+            self._patiently(self._say, LAST_WORD_S)
         except DBAPIError as error:
-            _LOG.warning("the database does not answer, so it will see this worker as lost: %s",
+            _LOG.warning("the database does not hear that this worker is %s: %s", state,
                          _short(error))  # fmt: skip
 
-    def _patiently(self, work: Callable[[Session], _T], for_s: float = OUTAGE_S) -> _T:
-        """Do it in a transaction; while the database does not answer, again, for a long time."""
-        deadline, pause = time.monotonic() + for_s, 0.2
+    def _patiently(self, work: Callable[[Session], _T], for_s: float | None = None) -> _T:
+        """Do it in a transaction; while the database does not answer, again, for a long time.
+
+        Not so long once the worker shall end at once.
+        """
+        began, pause = time.monotonic(), 0.2
         while True:
             try:
                 with self.database.session() as session:
                     return work(session)
             except DBAPIError as error:
-                if not _outage(error) or time.monotonic() + pause > deadline:
+                patience = OUTAGE_S if for_s is None else for_s
+                if self.stopping.is_set():
+                    patience = min(patience, LAST_WORD_S)
+                if not _outage(error) or time.monotonic() - began + pause > patience:
                     raise
                 _LOG.warning("the database does not answer, trying again: %s", _short(error))
-            self._closed.wait(pause)
+            time.sleep(pause)
             pause = min(5.0, pause * 2)
 
     def _request(self, what: str, subject: str) -> dict[str, Any]:
@@ -193,36 +244,51 @@ class WorkerProcess:
     # What it does
 
     def prepare(self, run_id: UUID) -> None:
-        """Resolve a run's commit and order its builds."""
-        run = self._patiently(lambda session: session.get(Run, run_id))
-        if run is None:
+        """Find out a run's commit, and order its builds."""
+        claim = self._patiently(lambda session: claims.hold(session, run_id, self.id))
+        if claim is None:
             return
+        run = self._patiently(lambda session: session.get_one(Run, run_id))
+        state, reason = ClaimState.DONE, ""
+        try:
+            self._now("build", f"resolving {run.ref or run.head_sha[:12]}")
+            self._resolve(run, claim)
+        except InputError as error:
+            said = str(error)
+            self._patiently(lambda s: advance.not_prepared(s, run_id, claim, said))
+        except JobStopped:
+            state, reason = ClaimState.CANCELLED, _STOPPED
+        except RacewatchError as error:
+            reason = str(error)
+        except Exception as error:
+            reason = _unforeseen(error)
+        finally:
+            self._now("build", "")
+        self._patiently(lambda session: claims.release(session, claim, state, reason))
+        self._patiently(lambda session: advance.advance(session, run_id))
+
+    def _resolve(self, run: Run, claim: UUID) -> None:
         request = self._request("resolve", run.subject) | {
             "ref": run.ref,
             "sha": run.head_sha,
             "version": run.facts.get("version", ""),
             "branches": self.settings.subject(run.subject).branches,
         }
-        try:
-            (answer,) = jobprocess.answers(request, self._goes_on, self.settings.heartbeat_s)
-        except JobStopped:
-            self._patiently(lambda s: advance.advance(s, self.settings, run_id))
-            return
-        except InputError as error:
-            reason = str(error)
-            self._patiently(lambda s: advance.not_prepared(s, self.settings, run_id, reason))
-            return
+        goes_on = self._still(lambda session: claims.alive(session, claim))
+        (answer,) = jobprocess.answers(request, goes_on, self.settings.heartbeat_s)
 
         def store(session: Session) -> None:
             for name, history in answer["branches"].items():
                 advance.record_history(session, run.subject, name, history)
-            advance.prepared(session, self.settings, run_id, answer)
+            advance.prepared(session, run.id, claim, answer)
 
         self._patiently(store)
 
     def build(self, commit_build: int) -> None:
         """Make a build that waits, and move on the runs that need it."""
-        job = self._patiently(lambda session: builds.take(session, commit_build, self.id))
+        job = self._patiently(
+            lambda session: builds.take(session, commit_build, self.id, self.contained)
+        )
         if job is None:
             return
         what = f"building {job.name} of {job.commit['sha'][:12]}"
@@ -231,43 +297,45 @@ class WorkerProcess:
             self._make(job)
         finally:
             self._now("build", "")
-        self._patiently(lambda session: self._advance_needing(session, job.id))
+        for run in self._patiently(lambda session: self._needing(session, job.id)):
+            self._patiently(partial(advance.advance, run_id=run))
 
     def _make(self, job: builds.BuildJob) -> None:
-        if not job.trusted and self.options.sandbox != "docker":
-            self._patiently(lambda session: builds.gave_up(session, job, _UNTRUSTED, final=True))
-            return
-        request = self._request("build", job.subject) | {
-            "commit": job.commit,
-            "build": job.name,
-            "architecture": _architecture(job.architecture),
-        }
-        goes_on = self._still(lambda session: builds.alive(session, job))
         try:
+            request = self._request("build", job.subject) | {
+                "commit": job.commit,
+                "build": job.name,
+                "architecture": _architecture(job.architecture),
+            }
+            goes_on = self._still(lambda session: builds.alive(session, job))
             (answer,) = jobprocess.answers(request, goes_on, self.settings.heartbeat_s)
             build = _prepared_build(answer["build"])
         except JobStopped:
             self._patiently(lambda session: builds.stopped(session, job))
             return
-        except RacewatchError as error:
-            reason, final = str(error), isinstance(error, InputError)
+        except Exception as error:
+            ours = isinstance(error, RacewatchError)
+            reason, final = (
+                str(error) if ours else _unforeseen(error),
+                isinstance(error, InputError),
+            )
             self._patiently(lambda session: builds.gave_up(session, job, reason, final))
             return
         self._patiently(lambda session: builds.done(session, job, build))
 
-    def _advance_needing(self, session: Session, commit_build: int) -> None:
+    def _needing(self, session: Session, commit_build: int) -> list[UUID]:
+        """The runs that a build, if it is made, lets go on."""
         wanted = session.get(CommitBuild, commit_build)
         if wanted is None or wanted.state not in (BuildState.DONE, BuildState.FAILED):
-            return
-        for run in builds.needing(session, wanted):
-            advance.advance(session, self.settings, run.id)
+            return []
+        return [run.id for run in builds.needing(session, wanted)]
 
     def trials(self, run_id: UUID) -> None:
         """Claim a share of a run's trials and carry it out."""
 
         def take(session: Session) -> claims.Batch | None:
             worker = session.get_one(Worker, self.id)
-            return claims.take(session, run_id, worker, self.settings.batch_s)
+            return claims.take(session, run_id, worker, self.settings.batch_s, self.contained)
 
         batch = self._patiently(take)
         if batch is not None:
@@ -278,7 +346,7 @@ class WorkerProcess:
                 self._carry_out(batch)
             finally:
                 self._now("trials", "")
-        self._patiently(lambda session: advance.advance(session, self.settings, run_id))
+        self._patiently(lambda session: advance.advance(session, run_id))
 
     def _carry_out(self, batch: claims.Batch) -> None:
         state, reason, notes = ClaimState.DONE, "", list[str]()
@@ -291,15 +359,15 @@ class WorkerProcess:
             _LOG.info("claim %s: %s", batch.claim, lost)
             return
         except JobStopped:
-            state, reason = ClaimState.CANCELLED, "the worker stops, or the run was cancelled"
+            state, reason = ClaimState.CANCELLED, _STOPPED
         except RacewatchError as error:
             reason = str(error)
+        except Exception as error:
+            reason = _unforeseen(error)
         self._patiently(lambda session: claims.release(session, batch.claim, state, reason, notes))
 
     def _store_all(self, batch: claims.Batch) -> result.RunEnded:
         """Run a batch and store each trial as it ends; how the run ended."""
-        if not batch.trusted and self.options.sandbox != "docker":
-            raise InfrastructureError(_UNTRUSTED)
         folder = Settings.load().runs
         request = self._request("trials", batch.subject) | {
             "commit": batch.commit,
@@ -316,25 +384,30 @@ class WorkerProcess:
         recorder = claims.Recorder(batch, self.id)
         ended = result.RunEnded(str(batch.claim), "failed", "its process gave no end")
         goes_on = self._still(lambda session: claims.alive(session, batch.claim))
-        for answer in jobprocess.answers(request, goes_on, self.settings.heartbeat_s):
-            event = result.from_data(answer)
-            if isinstance(event, result.RunStarted):
-                self._started(recorder, event)
-            elif isinstance(event, result.TrialFinished):
-                self._trial(recorder, event, folder / str(batch.claim))
-            else:
-                ended = event
+        with closing(jobprocess.answers(request, goes_on, self.settings.heartbeat_s)) as answers:
+            for answer in answers:
+                event = result.from_data(answer)
+                if isinstance(event, result.RunStarted):
+                    self._started(recorder, event)
+                elif isinstance(event, result.TrialFinished):
+                    self._trial(recorder, event, folder / str(batch.claim))
+                else:
+                    ended = event
         return ended
 
     def _started(self, recorder: claims.Recorder, event: result.RunStarted) -> None:
-        self._patiently(lambda session: recorder.started(session, event))
+        def store(session: Session) -> None:
+            environment = recorder.started(session, event)
+            row = session.get_one(Worker, self.id)
+            if row.environment_id != environment:  # described before its trials imported JAX
+                self._goes_on_in(row, environment)
+                session.add(row)
+
+        self._patiently(store)
 
     def _trial(self, recorder: claims.Recorder, event: result.TrialFinished, folder: Path) -> None:
         log = _log_of(folder, event)
         self._patiently(lambda session: recorder.trial(session, event, log))
-
-    def _goes_on(self) -> bool:
-        return not self.stopping.is_set()
 
     def _still(self, held: Callable[[Session], bool]) -> Callable[[], bool]:
         """Asks whether work shall go on; while the database does not answer, it does."""
@@ -360,9 +433,18 @@ class WorkerProcess:
                 self._doing.pop(slot, None)
 
 
-_UNTRUSTED = (
-    "a fork's code is built and run in containers only: start a worker with --sandbox docker"
-)
+_STOPPED = "the worker stops, or the run was cancelled"
+
+
+def _unforeseen(error: Exception) -> str:
+    """A reason for what is a fault of Racewatch's own; where it lies is in the log.
+
+    Raises the error again where it is an outage of the database: there is nobody to tell.
+    """
+    if isinstance(error, DBAPIError) and _outage(error):
+        raise error
+    _LOG.error("a job failed for a reason that nobody foresaw", exc_info=error)
+    return f"a fault of Racewatch itself, see the worker's log: {error!r}"
 
 
 def _prepared_build(data: dict[str, Any]) -> PreparedBuild:
