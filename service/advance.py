@@ -15,13 +15,13 @@ from runner import matrix as matrices
 from runner import result
 from runner.outcome import Outcome
 from runner.run import BuildId, builds_of
+from runner.statistics.sequential import Action, Stopping
 from runner.variants.names import Variant
 from service import branch, builds, claims, rows
 from service.database import clock
 from service.events import publish
 from service.finished import on_run_changed
 from service.queue import build_queue, environment_queue, trial_queue, wake
-from service.statistics.sequential import Action, Stopping
 from service.submit import RunRequest, begin, locked, submit
 from service.tables import (
     OPEN_STATES,

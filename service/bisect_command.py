@@ -31,10 +31,10 @@ from runner.run import BuildId, Plan, default_parallel
 from runner.sandbox.base import Sandbox
 from runner.sandbox.process import ProcessSandbox
 from runner.settings import Settings as Home
+from runner.statistics.comparison import anytime
+from runner.statistics.counts import Counts
 from runner.subject import Options, Subject
 from runner.subjects import open_subject
-from service.statistics.comparison import anytime
-from service.statistics.counts import Counts
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 FOUND = (VerdictKind.CULPRIT, VerdictKind.AMONG)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from sqlmodel import Session, col, select
 
 from runner.outcome import Outcome
+from runner.statistics.counts import Counts
+from runner.statistics.verdict import CellVerdict, StatusCell, judge_cell
 from runner.variants.names import Variant
-from service.statistics.counts import Counts
-from service.statistics.verdict import CellVerdict, StatusCell, judge_cell
 from service.tables import (
     OPEN_STATES,
     Cell,

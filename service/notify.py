@@ -25,14 +25,14 @@ from sqlmodel import Session, col, select
 
 from runner.errors import InputError
 from runner.report import EMULATED
+from runner.statistics.comparison import ERROR, compare
+from runner.statistics.counts import Counts
+from runner.statistics.kinds import Kind
 from service import judged
 from service.github.errors import Refused, TryAgain, Unavailable
 from service.github.markdown import plain
 from service.judged import JudgedCell
 from service.settings import ServiceSettings
-from service.statistics.comparison import ERROR, compare
-from service.statistics.counts import Counts
-from service.statistics.kinds import Kind
 from service.tables import Commit, Origin, Run, RunState, Worker
 
 SIGNATURE_HEADER = "X-Racewatch-Signature-256"

@@ -30,8 +30,8 @@ def serve(settings: ServiceSettings, database: Database) -> None:
 
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Only sockets that name the protocol get TCP_NODELAY from asyncio; without it every answer waits
-    # 40 ms for the client's delayed acknowledgement.
+    # Only sockets that name the protocol get TCP_NODELAY from asyncio; without it every answer
+    # waits 40 ms for the client's delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

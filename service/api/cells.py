@@ -11,6 +11,8 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
 from sqlmodel import Session, col, select
 
+from runner.statistics.counts import Counts
+from runner.statistics.verdict import judge_cell
 from service.api import measured
 from service.api.access import reader
 from service.api.commits import CommitOut, PlacedCommit, branch_of, commit_of, place_of
@@ -39,8 +41,6 @@ from service.api.parameters import (
     Subject,
 )
 from service.database import Database
-from service.statistics.counts import Counts
-from service.statistics.verdict import judge_cell
 from service.tables import BranchCommit, Commit, Measurement, Run, RunState
 
 router = APIRouter(prefix=API, tags=["commits"], dependencies=[Depends(reader)])

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from runner.outcome import Outcome
+from runner.statistics.comparison import difference
+from runner.statistics.counts import Counts
+from runner.statistics.kinds import Kind
+from runner.statistics.verdict import CellVerdict, judge_cell
 from service.api.rows import taken
-from service.statistics.comparison import difference
-from service.statistics.counts import Counts
-from service.statistics.kinds import Kind
-from service.statistics.verdict import CellVerdict, judge_cell
 from service.tables import Cell, Environment, Measurement
 
 NO_COUNTS: dict[str, int] = {str(outcome): 0 for outcome in Outcome}

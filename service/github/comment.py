@@ -12,6 +12,9 @@ from sqlmodel import Session, col, select
 from runner.outcome import FAILURES, Outcome
 from runner.rates import percent
 from runner.report import EMULATED, HEADINGS
+from runner.statistics.counts import span
+from runner.statistics.kinds import Kind
+from runner.statistics.verdict import StatusDecision
 from service import judged
 from service.github import status
 from service.github.client import COMMENT_CHARACTERS, GitHub
@@ -19,9 +22,6 @@ from service.github.errors import Refused
 from service.github.markdown import code, plain
 from service.judged import JudgedCell
 from service.settings import ServiceSettings
-from service.statistics.counts import span
-from service.statistics.kinds import Kind
-from service.statistics.verdict import StatusDecision
 from service.tables import (
     ENDED_STATES,
     Commit,

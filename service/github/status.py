@@ -10,12 +10,12 @@ from uuid import UUID
 from sqlmodel import Session, col, select
 
 from runner.outcome import Outcome
+from runner.statistics.verdict import State, StatusDecision, status_of
 from service import judged
 from service.github.client import GitHub, shortened
 from service.github.markdown import plain
 from service.judged import JudgedCell
 from service.settings import ServiceSettings
-from service.statistics.verdict import State, StatusDecision, status_of
 from service.tables import Origin, Run, RunState
 
 CONTEXT_CHARACTERS = 200

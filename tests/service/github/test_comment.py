@@ -15,6 +15,8 @@ from sqlmodel import Session, select
 from runner.matrix import parse
 from runner.outcome import Outcome
 from runner.report import EMULATED
+from runner.statistics.counts import Counts
+from runner.statistics.verdict import State, StatusDecision, judge_cell
 from service.database import Database
 from service.github import comment
 from service.github.client import COMMENT_CHARACTERS, GitHub
@@ -24,8 +26,6 @@ from service.github.errors import TryAgain, Unavailable
 from service.github.markdown import code, plain
 from service.judged import JudgedCell
 from service.settings import ServiceSettings
-from service.statistics.counts import Counts
-from service.statistics.verdict import State, StatusDecision, judge_cell
 from service.tables import Origin, Pull, PullComment, RunState
 from tests.service.github.standin import ANSWER_LOST, SERVER_ERROR, StandIn
 from tests.service.stories import BASE, CLEAN, FFI13, HEAD, OWNED, RACY, STOCK, run_of

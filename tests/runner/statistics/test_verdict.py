@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.rates import judge
-from service.statistics.control import ControlVerdict, judge_control
-from service.statistics.counts import Counts
-from service.statistics.kinds import Kind
-from service.statistics.verdict import (
+from runner.statistics.control import ControlVerdict, judge_control
+from runner.statistics.counts import Counts
+from runner.statistics.kinds import Kind
+from runner.statistics.verdict import (
     STATUS_LENGTH,
     CellVerdict,
     State,

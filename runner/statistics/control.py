@@ -6,7 +6,7 @@ any more (another driver, a throttled GPU, a busy host) hides races, so that a c
 worth nothing; one on which the known-good cell fails makes failures of its own.
 
 Control trials come in as a run goes on and are looked at each time, so the intervals are
-confidence sequences (`service.statistics.sequential`): the errors below hold over all looks.
+confidence sequences (`runner.statistics.sequential`): the errors below hold over all looks.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from runner.rates import percent
-from service.statistics import forecast
-from service.statistics.counts import Counts, span
-from service.statistics.sequential import ERROR, confidence_sequence
+from runner.statistics import forecast
+from runner.statistics.counts import Counts, span
+from runner.statistics.sequential import ERROR, confidence_sequence
 
 KNOWN_BAD_ABOVE = 0.5
 """Rate at which a known-bad cell has to fail; TE's stock with the background thread fails always

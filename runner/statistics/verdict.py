@@ -8,10 +8,10 @@ from enum import StrEnum
 
 from runner import rates
 from runner.rates import percent
-from service.statistics.comparison import clean_after, compare, interval
-from service.statistics.control import ControlVerdict
-from service.statistics.counts import Counts, span
-from service.statistics.kinds import Kind
+from runner.statistics.comparison import clean_after, compare, interval
+from runner.statistics.control import ControlVerdict
+from runner.statistics.counts import Counts, span
+from runner.statistics.kinds import Kind
 
 STATUS_LENGTH = 140
 """Characters that GitHub takes as the description of a commit status."""

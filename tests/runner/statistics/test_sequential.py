@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.rates import clean_trials, interval
-from service.statistics.sequential import Action, Stopping, confidence_sequence
+from runner.statistics.sequential import Action, Stopping, confidence_sequence
 
 counts = st.integers(0, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 errors = st.sampled_from([0.01, 0.05, 0.2])

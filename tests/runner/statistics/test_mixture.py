@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.statistics.counts import Counts
-from service.statistics.mixture import log_jeffreys, log_likelihood, log_mixture
+from runner.statistics.counts import Counts
+from runner.statistics.mixture import log_jeffreys, log_likelihood, log_mixture
 
 spikes = st.floats(0.01, 0.99)
 

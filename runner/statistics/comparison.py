@@ -40,11 +40,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from runner.rates import clean_trials, percent
-from service.statistics import forecast
-from service.statistics.counts import Counts, span
-from service.statistics.kinds import Kind
-from service.statistics.mixture import log_likelihood, log_mixture
-from service.statistics.sequential import confidence_sequence
+from runner.statistics import forecast
+from runner.statistics.counts import Counts, span
+from runner.statistics.kinds import Kind
+from runner.statistics.mixture import log_likelihood, log_mixture
+from runner.statistics.sequential import confidence_sequence
 
 ERROR = 0.01
 """Chance to call a cell `regressed` whose rate is not higher than base's, or `fixed` one whose rate

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.statistics.comparison import (
+from runner.statistics.comparison import (
     ERROR,
     FORECAST,
     Comparison,
@@ -21,8 +21,8 @@ from service.statistics.comparison import (
     fisher,
     interval,
 )
-from service.statistics.counts import Counts
-from service.statistics.kinds import Kind
+from runner.statistics.counts import Counts
+from runner.statistics.kinds import Kind
 
 counts = st.integers(0, 150).flatmap(lambda n: st.builds(Counts, st.integers(0, n), st.just(n)))
 both_tests = pytest.mark.parametrize("test", [fisher, anytime])

@@ -13,9 +13,9 @@ from enum import StrEnum
 from functools import lru_cache
 
 from runner.rates import percent
-from service.statistics import forecast
-from service.statistics.counts import Counts, span
-from service.statistics.mixture import log_likelihood, log_mixture
+from runner.statistics import forecast
+from runner.statistics.counts import Counts, span
+from runner.statistics.mixture import log_likelihood, log_mixture
 
 ERROR = 0.05
 """Chance that a confidence sequence ever leaves out the true rate: half of it on each side."""
@@ -30,7 +30,7 @@ def confidence_sequence(k: int, n: int, error: float = ERROR) -> tuple[float, fl
     Whatever the true rate is, the chance that it is ever above the upper end, over all n, is at
     most error/2, and so for the lower end. It holds k/n, is mirrored by exchanging failures and
     passes, and is wider than `runner.rates.interval`: that is the price of looking at any time.
-    Each end is where a mixture's likelihood ratio reaches 2/error (`service.statistics.mixture`).
+    Each end is where a mixture's likelihood ratio reaches 2/error (`runner.statistics.mixture`).
     """
     if not 0 < error < 1:
         raise ValueError(f"error must be between 0 and 1, got {error}")

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.rates import interval
-from service.statistics.counts import Counts, span
-from service.statistics.forecast import smallest
+from runner.statistics.counts import Counts, span
+from runner.statistics.forecast import smallest
 
 counts = st.integers(0, 400).flatmap(lambda n: st.builds(Counts, st.integers(0, n), st.just(n)))
 

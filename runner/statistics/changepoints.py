@@ -25,9 +25,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from service.statistics.comparison import fisher
-from service.statistics.counts import Counts
-from service.statistics.mixture import log_jeffreys
+from runner.statistics.comparison import fisher
+from runner.statistics.counts import Counts
+from runner.statistics.mixture import log_jeffreys
 
 ERROR = 0.05
 """Chance to report any change on a branch without one."""

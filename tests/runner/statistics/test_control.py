@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.statistics.control import FORECAST, Proof, judge_control
-from service.statistics.counts import Counts
+from runner.statistics.control import FORECAST, Proof, judge_control
+from runner.statistics.counts import Counts
 
 counts = st.integers(0, 60).flatmap(lambda n: st.builds(Counts, st.integers(0, n), st.just(n)))
 

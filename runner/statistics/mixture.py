@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 
-from service.statistics.counts import Counts
+from runner.statistics.counts import Counts
 
 
 def log_jeffreys(counts: Counts) -> float:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.statistics.changepoints import ChangePoint, change_points
-from service.statistics.counts import Counts
+from runner.statistics.changepoints import ChangePoint, change_points
+from runner.statistics.counts import Counts
 
 NOT_RUN = Counts()
 commits = st.lists(
