@@ -26,6 +26,8 @@ _UNSAFE = re.compile(r"^-|[\s\x00-\x1f\x7f:?*\[\\]")
 _LOG_FORMAT = "%H%x00%s%x00%an%x00%cI"
 _STEP = re.compile("\x01(?=[0-9a-f]{40}\0)")
 _MERGE_TREE_VERSION = (2, 38)
+EXPORT_BYTES = 2**30
+"""How large what is built of a commit may be: ten times TE with its submodules."""
 _CONFLICTS_NAMED = 3
 _ELSEWHERE = frozenset(
     f"GIT_{name}"
@@ -282,13 +284,16 @@ class Repository:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def _write_files(self, sha: str, folder: Path, paths: Sequence[str]) -> None:
-        below = ["--", *(f"{path}/" for path in paths)] if paths else []
+        below = ["--", *paths] if paths else []
         listed = self._git("ls-tree", "-r", "-z", "--full-tree", sha, *below).stdout
         entries = [entry for entry in _entries(listed) if entry[0] != "160000"]
+        self._require_size(sha, [entry for _, entry, _ in entries])
         # Links last: nothing is ever written through a link that the commit itself brought.
         entries.sort(key=lambda entry: stat.S_ISLNK(int(entry[0], 8)))
         contents = self._contents([entry for _, entry, _ in entries])
         for (mode, _, path), content in zip(entries, contents, strict=True):
+            if path.startswith("/") or ".." in path.split("/"):  # no git writes such a tree
+                raise SubjectError(f"the commit's file {path!r} would lie outside of it")
             place = folder / path
             place.parent.mkdir(parents=True, exist_ok=True)
             if stat.S_ISLNK(int(mode, 8)):
@@ -296,6 +301,21 @@ class Repository:
             else:
                 place.write_bytes(content)
                 place.chmod(0o755 if int(mode, 8) & 0o100 else 0o644)
+        for mode, _, path in entries:
+            if stat.S_ISLNK(int(mode, 8)):
+                _require_inside(folder, folder / path)
+
+    def _require_size(self, sha: str, objects: Sequence[str]) -> None:
+        """Raise SubjectError where a commit's files would fill the disk: a few bytes of a pack may
+        stand for any number of them."""
+        asked = "".join(f"{name}\n" for name in objects)
+        sizes = self._git("cat-file", "--batch-check=%(objectsize)", text=asked).stdout.split()
+        size = sum(int(each) for each in sizes if each.isdigit())
+        if size > EXPORT_BYTES:
+            raise SubjectError(
+                f"commit {sha[:12]} has {size / 2**30:.1f} GiB in what a build takes of it, more "
+                f"than {EXPORT_BYTES / 2**30:g} GiB: it is not built"
+            )
 
     def _contents(self, objects: Sequence[str]) -> Iterator[bytes]:
         """What each object holds, in order."""
@@ -543,7 +563,17 @@ def _write_link(folder: Path, place: Path, content: bytes) -> None:
     target = os.fsdecode(content)
     path = PurePosixPath(os.path.normpath(place.parent.relative_to(folder) / target))
     if os.path.isabs(target) or ".." in path.parts[:1]:
-        raise SubjectError(
-            f"the commit's link {place.relative_to(folder)} leads outside of it, to {target!r}"
-        )
+        raise _leads_out(folder, place, target)
     place.symlink_to(target)
+
+
+def _require_inside(folder: Path, place: Path) -> None:
+    """Refuse a link that leads out by way of others: behind a link, `..` is not its parent."""
+    if not Path(os.path.realpath(place)).is_relative_to(os.path.realpath(folder)):
+        raise _leads_out(folder, place, os.readlink(place))
+
+
+def _leads_out(folder: Path, place: Path, target: str) -> SubjectError:
+    return SubjectError(
+        f"the commit's link {place.relative_to(folder)} leads outside of it, to {target!r}"
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 CORE_LIBRARY = "libtransformer_engine.so"
 PACKAGES = ("transformer_engine", "transformer_engine_cu13", "transformer_engine_jax")
-LAYOUT = "2"
+LAYOUT = "3"
 """Version of what `write_python` writes; part of a build's key."""
 _SUFFIXES = (".py", ".json", ".txt", ".so")
 
@@ -33,7 +33,8 @@ def write_python(package: Path, version: str, out: Path) -> None:
     then that they come from wheels. Ours stand before whatever the interpreter has installed, so
     that another TE in it (the `gpu` extra, say) does not get into the way.
     """
-    shutil.copytree(package, out / "transformer_engine", ignore=only_python)
+    # Links stay links: the commit's own may go round in circles.
+    shutil.copytree(package, out / "transformer_engine", symlinks=True, ignore=only_python)
     for name in PACKAGES:
         info = out / f"{name}-{version}.dist-info"
         info.mkdir()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from runner import git
 from runner.errors import InfrastructureError, RefError, SubjectError, VariantError
 from runner.git import Repository, open_commit, open_repository
 
@@ -232,6 +233,56 @@ def test_a_link_that_leads_out_is_refused_and_nothing_is_left(
         repository.export(sha, tmp_path / "deep" / "out")
 
     assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_a_link_that_leads_out_by_way_of_another_is_refused(
+    work: Work, repository: Repository, tmp_path: Path
+) -> None:
+    (work.folder / "here").symlink_to(".")
+    (work.folder / "out").symlink_to("here/here/here/../../../../secret")
+    (work.folder / "innocent").symlink_to("here/README")
+    (tmp_path / "secret").write_text("of the host")
+    sha = work.commit("Links", {})
+
+    with pytest.raises(SubjectError, match=r"link out leads outside of it"):
+        repository.export(sha, tmp_path / "out")
+
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/../../evil"])
+def test_a_tree_that_no_git_writes_is_refused(
+    work: Work, repository: Repository, tmp_path: Path, name: str
+) -> None:
+    blob = work.git("rev-parse", "HEAD:README")
+    tree = f"100644 {name}\0".encode() + bytes.fromhex(blob)
+    made = ["git", "-C", str(work.folder), "hash-object", "--literally", "-t", "tree", "-w"]
+    written = subprocess.run([*made, "--stdin"], input=tree, check=True, capture_output=True)
+    sha = work.git("commit-tree", written.stdout.decode().strip(), "-m", "hostile")
+
+    with pytest.raises(SubjectError, match=r"would lie outside of it"):
+        repository.export(sha, tmp_path / "deep" / "out")
+
+    assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_a_commit_that_would_fill_the_disk_is_refused_before_it_is_written(
+    work: Work, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(git, "EXPORT_BYTES", 1000)
+    sha = work.commit("Large", {"large": "0" * 1001})
+
+    with pytest.raises(SubjectError, match=r"it is not built"):
+        repository.export(sha, tmp_path / "out")
+    repository.export(sha, tmp_path / "part", ["src"])
+
+    assert [path.name for path in (tmp_path / "part").iterdir()] == ["src"]
+
+
+def test_one_file_can_be_exported(work: Work, repository: Repository, tmp_path: Path) -> None:
+    repository.export(repository.resolve("main").sha, tmp_path / "out", ["README"])
+
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["README"]
 
 
 def test_tree_hashes_are_gits_and_absent_paths_have_none(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import logging
 import os
 import shutil
 import stat
 import subprocess
+import tarfile
 import threading
 import uuid
 from collections.abc import Iterator
@@ -76,6 +79,70 @@ def test_a_stored_build_comes_back_with_contents_modes_and_facts(
     extension = "lib/extension.so"
     assert (tmp_path / "out" / extension).read_bytes() == (build / extension).read_bytes()
     assert stat.S_IMODE((tmp_path / "out" / "tool").stat().st_mode) == 0o755
+
+
+def test_links_inside_an_artifact_stay_links(store: Store, build: Path, tmp_path: Path) -> None:
+    (build / "lib" / "link").symlink_to("../tool")
+    store.put(KEY, build, {})
+
+    store.get(KEY, tmp_path / "target")
+
+    assert os.readlink(tmp_path / "target" / "lib" / "link") == "../tool"
+
+
+def hostile(**entries: tarfile.TarInfo) -> bytes:
+    """An archive with entries that no build of ours has."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, entry in entries.items():
+            entry.name = entry.name or name
+            archive.addfile(entry, io.BytesIO(bytes(entry.size)))
+    return packed.getvalue()
+
+
+def entry(kind: bytes, name: str = "", target: str = "") -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname = kind, target
+    return made
+
+
+@pytest.mark.parametrize(
+    ("archive", "sentence"),
+    [
+        (hostile(a=entry(tarfile.REGTYPE, "../evil")), "outside"),
+        (hostile(a=entry(tarfile.REGTYPE, "/tmp/evil")), "outside"),
+        (hostile(a=entry(tarfile.SYMTYPE, target="/etc/passwd")), "outside"),
+        (
+            hostile(
+                a=entry(tarfile.SYMTYPE, target="."),
+                b=entry(tarfile.SYMTYPE, target="a/a/a/../../../../evil"),
+            ),
+            "outside",
+        ),
+        (
+            hostile(a=entry(tarfile.SYMTYPE, target=".."), b=entry(tarfile.REGTYPE, "a/evil")),
+            "File exists",
+        ),
+        (hostile(a=entry(tarfile.LNKTYPE, target="../../evil")), "no file, folder or link"),
+        (hostile(a=entry(tarfile.CHRTYPE)), "no file, folder or link"),
+        (hostile(a=entry(tarfile.FIFOTYPE)), "no file, folder or link"),
+    ],
+)
+def test_an_archive_that_reaches_outside_is_refused(
+    store: Store, build: Path, tmp_path: Path, archive: bytes, sentence: str
+) -> None:
+    manifest = store.put(KEY, build, {})
+    (tmp_path / "store" / "archives" / manifest.archive).write_bytes(archive)
+    document = tmp_path / "store" / "manifests" / f"{KEY}.json"
+    digest = hashlib.sha256(archive).hexdigest()
+    document.write_text(document.read_text().replace(manifest.digest, digest))
+    (tmp_path / "deep").mkdir()
+
+    with pytest.raises(StoreError, match=sentence):
+        store.get(KEY, tmp_path / "deep" / "target")
+
+    assert list((tmp_path / "deep").iterdir()) == []
+    assert not list(tmp_path.rglob("evil"))
 
 
 def test_a_key_that_was_never_stored_is_absent(store: Store, tmp_path: Path) -> None:
