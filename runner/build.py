@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,14 @@ class Recipe:
     parts: everything that enters it, by name (tree hashes, toolchain, ...): the content key.
     export: writes the commit's tree into a new folder. csrc: where its C++ is, below that folder.
     compile: makes the build in an empty folder from the (transformed) tree, writing to a log file.
+    facts: what its result says of where it was made.
     """
 
     parts: Mapping[str, str]
     export: Callable[[Path], object]
     csrc: str
     compile: Callable[[Path, Path, Path], None]
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 def content_key(parts: Mapping[str, str], build_id: BuildId) -> str:
@@ -105,6 +107,7 @@ class Builds:
                     "gained": applied.gained,
                     "present": applied.present,
                     "absent": applied.absent,
+                    **recipe.facts,
                 },
             )
             if log.is_file():

@@ -169,7 +169,7 @@ class BuildCommands:
             raise InfrastructureError(f"{self._over}, which is its limit")
 
     def _failure(self, what: str, status: int, output: str) -> Exception:
-        lack = self._workshop.lack(output)
+        lack = self._workshop.lack(status, output)
         if lack is not None:
             return InfrastructureError(f"{what}: {lack}")
         if status < 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from runner.matrix import Program
 from runner.matrix import Recipe as Precision
 from runner.result import Commit, Device
 from runner.run import BuildId, PreparedBuild
+from runner.sandbox.workshop import BuildSandbox
 from runner.store import Store
 from runner.subject import Options, Request
 from runner.trial import demo
@@ -84,14 +84,16 @@ class DemoSubject:
 
         return Recipe(
             parts=self._parts([commit])[0],
-            export=lambda tree: self._repository.export(commit.sha, tree),
+            # Nothing that does not enter the key: what lies beside is on the include path.
+            export=lambda tree: self._repository.export(commit.sha, tree, INPUTS),
             csrc=CSRC,
             compile=compile_tree,
+            facts=self._options.sandbox.facts,
         )
 
     def _parts(self, commits: Sequence[Commit]) -> list[Mapping[str, str]]:
         """What enters the build of each commit, besides the transforms."""
-        identity = {"subject": self.name, **_host_identity()}
+        identity = {"subject": self.name, **_compiler_identity(self._options.sandbox)}
         trees = self._repository.tree_hashes_of([commit.sha for commit in commits], INPUTS)
         return [identity | tree for tree in trees]
 
@@ -122,11 +124,11 @@ def _history_identity() -> str:
     return hashlib.sha256(demo_repo.import_stream()).hexdigest()[:16]
 
 
-def _host_identity() -> dict[str, str]:
+def _compiler_identity(sandbox: BuildSandbox) -> dict[str, str]:
     """The compiler and the emulation, which is linked into every build."""
-    compiler = demo_build.find_compiler()
-    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
-    if version.returncode or not version.stdout.strip():
+    compiler = demo_build.find_compiler(sandbox)
+    version = sandbox.ask([*compiler, "--version"])
+    if not version or not version.strip():
         raise InfrastructureError(
             f"{shlex.join(compiler)} does not tell its version: set CXX to a C++ compiler"
         )
@@ -135,7 +137,7 @@ def _host_identity() -> dict[str, str]:
         for path in sorted((demo_build.EMULATION / folder).rglob("*")):
             if path.is_file():
                 digest.update(path.read_bytes())
-    return {"compiler": version.stdout.splitlines()[0], "emulation": digest.hexdigest()}
+    return {"compiler": version.splitlines()[0], "emulation": digest.hexdigest()}
 
 
 def _repository(cache: Path) -> Path:

@@ -29,13 +29,17 @@ def gpus() -> list[tuple[str, ...]]:
 
     Raises InfrastructureError where the driver does not answer or there is no GPU.
     """
+    return _asked(_QUERY)
+
+
+def _asked(query: Sequence[str]) -> list[tuple[str, ...]]:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         raise InfrastructureError(
             "no GPU here: nvidia-smi is not installed; run where an NVIDIA driver is, make a "
             "bundle for such a host with `racewatch bundle`, or use --subject demo"
         )
-    command = [tool, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
+    command = [tool, f"--query-gpu={','.join(query)}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired as error:
@@ -43,12 +47,20 @@ def gpus() -> list[tuple[str, ...]]:
     rows = [
         tuple(field.strip() for field in line.split(","))
         for line in answer.stdout.splitlines()
-        if line.count(",") == len(_QUERY) - 1
+        if line.count(",") == len(query) - 1
     ]
     if answer.returncode or not rows:
         text = (answer.stderr or answer.stdout).strip().splitlines()
         raise InfrastructureError(f"no GPU here: nvidia-smi says: {' '.join(text) or 'nothing'}")
     return rows
+
+
+def uuids() -> dict[str, str]:
+    """The UUID of each GPU by its index, which a container's engine may count differently.
+
+    Raises InfrastructureError where the driver does not answer or there is no GPU.
+    """
+    return {row[0]: row[1] for row in _asked(("index", "uuid"))}
 
 
 def cuda(wanted: Sequence[str] = ()) -> HostDevices:

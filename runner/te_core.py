@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -188,7 +187,10 @@ def write_tree(repository: Repository, sha: str, tree: Path, cache: Path) -> Non
     """Export a commit's core sources with the submodules that they need; whole or not at all."""
     scratch = tree.with_name(f"{tree.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
-    repository.export(sha, scratch, ["transformer_engine"])
+    # Nothing that does not enter the key: a folder beside the core's is on its include path.
+    repository.export(sha, scratch, [SOURCES])
+    for path in scratch.rglob("*.py"):
+        path.unlink()
     for each in needed_submodules(repository, sha):
         source = open_commit(each.url, each.sha, cache)
         parts = _SUBMODULE_PARTS.get(each.path.rpartition("/")[2], ())
@@ -204,13 +206,17 @@ def library_in(folder: Path) -> Path:
     return found[0]
 
 
-def missing_prerequisites(tree: Path, env: ToolchainEnv, architecture: str) -> list[str]:
+def missing_prerequisites(
+    tree: Path, env: ToolchainEnv, architecture: str, sandbox: BuildSandbox | None = None
+) -> list[str]:
     """One sentence for each thing that the core cannot be built without; empty when ready."""
+    # What is installed on this host is looked at on this host, whatever it is used in.
+    where = sandbox if sandbox is not None and env.in_image else ProcessBuilds()
     found = [
         *_missing_submodules(tree),
-        *_missing_tools(env),
+        *_missing_tools(env, where),
         *_missing_headers(env),
-        _architecture_problem(env, architecture),
+        _architecture_problem(env, architecture, where),
         _memory_problem(),
         _disk_problem(tree),
     ]
@@ -231,14 +237,15 @@ def compile_core(
     """Build the core with TE's own CMake files; on this host, calling it again goes on where it
     stopped."""
     sandbox = sandbox or ProcessBuilds()
-    missing = missing_prerequisites(tree, env, architecture)
+    missing = missing_prerequisites(tree, env, architecture, sandbox)
     if missing:
         raise InfrastructureError("TE's core cannot be built: " + "; ".join(missing))
     jobs = max(1, min(jobs, available_memory() // _JOB_MEMORY))
     launcher = sandbox.which("ccache") if cache is not None else None
     build.mkdir(parents=True, exist_ok=True)
     workspace = Workspace(
-        tree.parent, build, reads=(tree, env.root), cache=cache,
+        tree.parent, build, reads=(tree,) if env.in_image else (tree, env.root),
+        cache=cache,
         environment=_environment(env, tree), path=(env.cuda_home / "bin",),
     )  # fmt: skip
     with BuildCommands(sandbox, workspace, log) as commands:
@@ -322,12 +329,12 @@ def _missing_submodules(tree: Path) -> list[str]:
     ]
 
 
-def _missing_tools(env: ToolchainEnv) -> list[str]:
+def _missing_tools(env: ToolchainEnv, where: BuildSandbox) -> list[str]:
     tools = {"nvidia-cuda-nvcc": _nvcc(env), "cmake": _cmake(env), "ninja": _ninja(env)}
     return [
         f"no {path.name} at {path}: toolchain {env.toolchain.name} needs {package}"
         for package, path in tools.items()
-        if not os.access(path, os.X_OK)
+        if where.which(str(path)) is None
     ]
 
 
@@ -339,19 +346,15 @@ def _missing_headers(env: ToolchainEnv) -> list[str]:
     ]
 
 
-def _architecture_problem(env: ToolchainEnv, architecture: str) -> str | None:
-    if not os.access(_nvcc(env), os.X_OK):
+def _architecture_problem(env: ToolchainEnv, architecture: str, where: BuildSandbox) -> str | None:
+    if where.which(str(_nvcc(env))) is None:
         return None  # said already
-    listed = _output([_nvcc(env), "--list-gpu-code"]).split()
+    listed = (where.ask([str(_nvcc(env)), "--list-gpu-code"]) or "").split()
     if f"sm_{architecture}" in listed:
         return None
     return f"nvcc of CUDA {env.toolchain.cuda} cannot compile for sm_{architecture}, only for " + (
         ", ".join(listed) or "nothing"
     )
-
-
-def _output(command: Sequence[str | Path]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def _memory_problem() -> str | None:

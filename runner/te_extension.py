@@ -81,7 +81,7 @@ def missing_prerequisites(env: ToolchainEnv, sandbox: BuildSandbox | None = None
         for header, provider in _REQUIRED_HEADERS.items()
         if not env.has_header(header)
     ]
-    if not env.nccl_library.is_file():
+    if not env.in_image and not env.nccl_library.is_file():
         missing.append(f"no library {env.nccl_library}: the toolchain needs nvidia-nccl")
     if sandbox.which(str(env.compiler)) is None:
         missing.append(f"no compiler at {env.compiler}: install {env.toolchain.compiler}")
@@ -114,7 +114,7 @@ def compile_extension(
         workspace = Workspace(
             tree.root,
             Path(scratch),
-            reads=(tree.root, env.root),
+            reads=(tree.root,) if env.in_image else (tree.root, env.root),
             # A compiler that is ended leaves its own temporary files, which go with this folder.
             environment={"TMPDIR": scratch},
             cache=cache,

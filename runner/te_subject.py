@@ -89,7 +89,7 @@ class TeSubject:
 
     def _environment(self) -> ToolchainEnv:
         if self._env is None:
-            self._env = toolchain.prepare(self._toolchain, self._cache)
+            self._env = toolchain.prepare(self._toolchain, self._cache, self._options.sandbox)
         return self._env
 
     def base_of(self, commit: Commit) -> Commit | None:
@@ -126,13 +126,14 @@ class TeSubject:
             self._store,
             self._options.jobs,
             self._compiler_cache(),
+            self._options.sandbox,
         )
         return cores.released(commit.sha) or cores.build(
             commit.sha, self._environment(), self._needed_architecture()
         )
 
     def _compiler_cache(self) -> CompilerCache | None:
-        return CompilerCache(self._cache / "ccache") if shutil.which("ccache") else None
+        return self._options.sandbox.cache_of(self._cache)
 
     def _build_release(self, commit: Commit, build_id: BuildId) -> PreparedBuild:
         if build_id.pulls:
@@ -153,6 +154,7 @@ class TeSubject:
             export=lambda tree: shutil.copytree(sdist, tree, symlinks=True),
             csrc="csrc",
             compile=compile_tree,
+            facts=self._options.sandbox.facts,
         )
         built = self._builds.build(build_id, recipe)
         if not built.folder:
@@ -170,9 +172,11 @@ class TeSubject:
 
         return Recipe(
             parts=parts,
-            export=lambda tree: repository.export(commit.sha, tree),
+            # Nothing that does not enter the key: what lies beside is on the include path.
+            export=lambda tree: repository.export(commit.sha, tree, GIT_INPUTS),
             csrc=GIT_CSRC,
             compile=compile_tree,
+            facts=self._options.sandbox.facts,
         )
 
     def _git_parts(self, commits: Sequence[Commit]) -> list[Mapping[str, str]]:
@@ -200,6 +204,7 @@ class TeSubject:
             log=log,
             jobs=self._options.jobs,
             cache=self._compiler_cache(),
+            sandbox=self._options.sandbox,
         )
 
     def _identity(self) -> dict[str, str]:

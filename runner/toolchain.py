@@ -26,6 +26,8 @@ from runner.sandbox.workshop import BuildSandbox
 
 DEFAULT = "cu13-jax011"
 FOLDER = Path(__file__).parent / "toolchains"
+IMAGE_CACHE = Path("/opt/racewatch")
+"""The cache folder in which an image of builds was made with its toolchain prepared."""
 
 _GLIBC = range(34, 4, -1)
 """Minor versions of glibc 2 that ready-made packages name; pip takes only those that are named."""
@@ -80,7 +82,10 @@ class Interpreter:
 
 @dataclass(frozen=True)
 class ToolchainEnv:
-    """A toolchain whose packages are installed; `site` is their site-packages folder."""
+    """A toolchain whose packages are installed; `site` is their site-packages folder.
+
+    in_image: the packages are in the image that builds run in, not on this host.
+    """
 
     toolchain: Toolchain
     interpreter: Interpreter
@@ -88,6 +93,7 @@ class ToolchainEnv:
     compiler_version: str
     root: Path
     site: Path
+    in_image: bool = False
 
     @property
     def cuda_home(self) -> Path:
@@ -124,8 +130,8 @@ class ToolchainEnv:
         )
 
     def has_header(self, name: str) -> bool:
-        """Whether some include folder has it; the interpreter's may be in an image."""
-        if name == "Python.h" and self.interpreter.has_headers:
+        """Whether some include folder has it; the interpreter's own may be in an image."""
+        if self.in_image or (name == "Python.h" and self.interpreter.has_headers):
             return True
         return any((folder / name).is_file() for folder in self.include_dirs)
 
@@ -238,7 +244,7 @@ def problems(toolchain: Toolchain, cache: Path, sandbox: BuildSandbox | None = N
         _compiler_problem(toolchain, sandbox),
         _python_problem(toolchain, sandbox),
     ]
-    if not _marker(_root(toolchain, cache, sandbox), "headers").exists():
+    if not _is_installed(toolchain, cache, sandbox):
         found.append(_disk_problem(cache, _HEADERS_DISK, f"toolchain {toolchain.name}"))
     return [problem for problem in found if problem is not None]
 
@@ -246,8 +252,8 @@ def problems(toolchain: Toolchain, cache: Path, sandbox: BuildSandbox | None = N
 def prepare(toolchain: Toolchain, cache: Path, sandbox: BuildSandbox | None = None) -> ToolchainEnv:
     """Install what an extension is compiled against, once per cache folder.
 
-    Compiler and interpreter are the sandbox's; the packages are fetched by this process and lie
-    in the cache, since a build reaches no network.
+    Compiler and interpreter are the sandbox's. The packages are, too, where its image was made with
+    them; else this process fetches them into the cache, since a build reaches no network.
     """
     sandbox = sandbox or ProcessBuilds()
     missing = problems(toolchain, cache, sandbox)
@@ -257,7 +263,8 @@ def prepare(toolchain: Toolchain, cache: Path, sandbox: BuildSandbox | None = No
     compiler = sandbox.which(toolchain.compiler)
     assert interpreter is not None
     assert compiler is not None
-    root = _root(toolchain, cache, sandbox)
+    in_image = _is_in_image(toolchain, sandbox)
+    root = _root(toolchain, IMAGE_CACHE) if in_image else _root(toolchain, cache, sandbox)
     env = ToolchainEnv(
         toolchain=toolchain,
         interpreter=interpreter,
@@ -265,14 +272,23 @@ def prepare(toolchain: Toolchain, cache: Path, sandbox: BuildSandbox | None = No
         compiler_version=_compiler_version(compiler, sandbox),
         root=root,
         site=root / "lib" / f"python{toolchain.python}" / "site-packages",
+        in_image=in_image,
     )
-    _install(env, "headers", toolchain.headers, sandbox)
+    if not in_image:
+        _install(env, "headers", toolchain.headers, sandbox)
     return env
 
 
 def prepare_core(env: ToolchainEnv, sandbox: BuildSandbox | None = None) -> None:
     """Install what a core built from source needs besides, and lay it out as a CUDA toolkit."""
     root = env.root
+    if env.in_image:
+        if (sandbox or ProcessBuilds()).ask(["/bin/cat", str(_marker(root, "core"))]) is None:
+            raise InfrastructureError(
+                f"toolchain {env.toolchain.name}: the image of builds has its headers, and not "
+                "what a core is built with: make the image anew"
+            )
+        return
     if not _marker(root, "core").exists():
         problem = _disk_problem(root, _CORE_DISK, f"toolchain {env.toolchain.name}, core")
         if problem is not None:
@@ -382,13 +398,24 @@ def _disk_problem(folder: Path, needed: int, what: str) -> str | None:
     )
 
 
-def _root(toolchain: Toolchain, cache: Path, sandbox: BuildSandbox) -> Path:
+def _is_in_image(toolchain: Toolchain, sandbox: BuildSandbox) -> bool:
+    marker = _marker(_root(toolchain, IMAGE_CACHE), "headers")
+    return not sandbox.on_host and sandbox.ask(["/bin/cat", str(marker)]) is not None
+
+
+def _is_installed(toolchain: Toolchain, cache: Path, sandbox: BuildSandbox) -> bool:
+    here = _marker(_root(toolchain, cache, sandbox), "headers")
+    return here.exists() or _is_in_image(toolchain, sandbox)
+
+
+def _root(toolchain: Toolchain, cache: Path, sandbox: BuildSandbox | None = None) -> Path:
     """One folder for each content: an edited toolchain never meets an older one's packages."""
     identity = json.dumps(
         toolchain.core_identity() | toolchain.extension_identity(), sort_keys=True
     )
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
-    kind = "" if sandbox.on_host else "-image"
+    # For an image's interpreter, whose packages are fetched in another way.
+    kind = "" if sandbox is None or sandbox.on_host else "-image"
     return cache.absolute() / "toolchains" / f"{toolchain.name}-{digest}{kind}"
 
 

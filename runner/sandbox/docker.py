@@ -4,101 +4,58 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import docker
-from docker.errors import APIError, DockerException, ImageNotFound
+from docker.errors import APIError, DockerException
 from docker.models.containers import Container
-from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
+from docker.types import Mount
 
+from runner.device import uuids
 from runner.errors import InfrastructureError
 from runner.result import Device
-from runner.sandbox.docker_owner import (
-    LABEL_KIND,
-    LABEL_OWNER,
-    LABEL_RUN,
-    Owner,
-    remove_leftovers,
+from runner.sandbox.docker_engine import (
+    GIB,
+    UNPRIVILEGED,
+    Limits,
+    connect,
+    find_image,
+    locked,
+    read_only,
 )
+from runner.sandbox.docker_gpu import gpu_request
+from runner.sandbox.docker_owner import LABEL_ATTEMPT, LABEL_KIND, LABEL_RUN, remove_leftovers
 from runner.sandbox.docker_parent import DockerParent
+from runner.sandbox.docker_paths import PACKAGE, EnginePaths, require_readable
 from runner.trial.program import ParentConfig
 
 DEFAULT_IMAGE = "racewatch-trial"
-PACKAGE = Path(__file__).resolve().parents[1]
-"""The `runner` package, which the container gets from this host: image and harness never differ."""
-UNPRIVILEGED = 64120
-"""User and group of the trials of a runner that is root; no system account has that number."""
+_NEEDS = (
+    "Python 3.11 or newer (and JAX and the CUDA libraries for te), and name it with --image or "
+    "RACEWATCH_TRIAL_IMAGE"
+)
 EVENTS_FD = 3
 LAUNCH = f'exec {EVENTS_FD}>&1 >&2; exec "$@"'
 """Standard output is kept for events; what the parent prints goes to standard error."""
-GIB = 2**30
 PYTHON = "python3"
+_CACHE = "JAX_COMPILATION_CACHE_DIR"
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one container may use: bytes of memory, cores, processes and threads, bytes of /tmp
-    (which is memory), bytes of one file."""
-
-    memory: int
-    cpus: int
-    pids: int
-    tmp: int = 2 * GIB
-    file: int = 2 * GIB
-
-    @classmethod
-    def of_engine(cls, info: Mapping[str, Any], parallel: int) -> Limits:
-        """Most of the engine's host, which must itself stay alive; an XLA process has several
-        pools of as many threads as there are cores."""
-        cpus = int(info["NCPU"])
-        pids = (parallel + 1) * max(512, 8 * cpus)
-        return cls(memory=int(info["MemTotal"]) * 3 // 4, cpus=cpus, pids=pids)
-
-
-def find_image(client: docker.DockerClient, image: str) -> str:
-    """The id of an image, which stays the same when its tag moves. Raises InfrastructureError."""
-    try:
-        return str(client.images.get(image).id)
-    except ImageNotFound as error:
-        raise InfrastructureError(
-            f"the Docker engine has no image {image}: build or pull one with Python 3.11 or newer "
-            "(and JAX and the CUDA libraries for te), and name it with --image or "
-            "RACEWATCH_TRIAL_IMAGE"
-        ) from error
-
-
-def connect() -> docker.DockerClient:
-    """A client of this host's engine. Raises InfrastructureError where none answers."""
-    where = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-    if not where.startswith("unix://"):
-        raise InfrastructureError(
-            f"DOCKER_HOST={where}: the sandbox shares folders with the engine, so it must be this "
-            "host's, at unix://..."
-        )
-    try:
-        client = docker.from_env()
-        client.ping()
-    except (DockerException, OSError) as error:
-        raise InfrastructureError(
-            f"no Docker engine answers at {where}: start it, or use --sandbox process for a commit "
-            f"that you trust ({error})"
-        ) from error
-    return client
-
-
-def require(image: str) -> None:
-    """Raise InfrastructureError unless an engine answers and has the image."""
-    with closing(connect()) as client:
-        find_image(client, image)
+def default_image(subject: str) -> str:
+    """The image of a subject's trials where none is named; the demo's has no CUDA in it."""
+    return f"{DEFAULT_IMAGE}-cpu" if subject == "demo" else DEFAULT_IMAGE
 
 
 class DockerSandbox:
-    """Starts a container for each parent; `folder` is all of the host that its trials may write."""
+    """Starts a container for each parent; of the host, its trials may write into their own logs
+    and traces in the run's `folder`, and nowhere else.
+
+    uuids: of the device's GPUs by index. package: where the engine has the `runner` package.
+    """
 
     name = "docker"
 
@@ -110,15 +67,25 @@ class DockerSandbox:
         device: Device,
         image: str,
         limits: Limits,
+        attempt: str = "",
         environment: Mapping[str, str] | None = None,
+        info: Mapping[str, Any] | None = None,
+        uuids: Mapping[str, str] | None = None,
+        paths: EnginePaths | None = None,
+        package: Path = PACKAGE,
     ) -> None:
         self._folder = folder
         self._run = run
+        self._attempt = attempt
         self._device = device
-        self._image = image
         self._limits = limits
         self._environment = dict(environment or {})
+        self._info = info or {}
+        self._uuids = uuids or {}
+        self._paths = paths or EnginePaths()
+        self._package = package
         self._numbers = itertools.count(1)  # lanes start parents from several threads
+        self.image = image
 
     @classmethod
     def open(
@@ -129,34 +96,49 @@ class DockerSandbox:
         device: Device,
         parallel: int,
         image: str = DEFAULT_IMAGE,
+        attempt: str = "",
         environment: Mapping[str, str] | None = None,
+        home: Path | None = None,
     ) -> DockerSandbox:
         """For a run, after removing what runners that are gone have left on the engine.
 
+        home: a folder that the engine reaches, for what it shall share of this process's own.
         Raises InfrastructureError where no engine answers or it lacks the image.
         """
         with closing(connect()) as client:
             try:
                 remove_leftovers(client)
-                image_id = find_image(client, image)
-                limits = Limits.of_engine(client.info(), parallel)
+                image_id = find_image(client, image, _NEEDS)
+                info = client.info()
+                paths = EnginePaths.of(client)
             except (DockerException, OSError) as error:
                 raise InfrastructureError(f"the Docker engine failed: {error}") from error
-        if os.getuid() == 0:
-            os.chown(folder, UNPRIVILEGED, UNPRIVILEGED)
         return cls(
-            folder, run=run, device=device, image=image_id, limits=limits, environment=environment
+            folder,
+            run=run,
+            attempt=attempt,
+            device=device,
+            image=image_id,
+            limits=Limits.of_trials(info, parallel),
+            environment=environment,
+            info=info,
+            uuids={} if device.emulated else uuids(),
+            paths=paths,
+            package=paths.package(home or folder),
         )
 
     def start(self, config: ParentConfig) -> DockerParent:
         """See `runner.sandbox.base.Sandbox`."""
-        log = self._folder / f"parent-{next(self._numbers):03d}.log"
+        name = f"parent-{next(self._numbers):03d}"
+        log, files = self._folder / f"{name}.log", self._folder / name
         client = connect()
         try:
-            container = self.create(client, config)
+            files.mkdir()
+            files.chmod(0o755)  # open to the containers' user, who may make no file in it
+            container = self.create(client, config, files)
             try:
                 # Attached before it starts, so that no event is missed.
-                parent = DockerParent(client, container, log)
+                parent = DockerParent(client, container, log, files, kept=self._limits.kept)
             except BaseException:
                 container.remove(force=True, v=True)
                 raise
@@ -170,54 +152,35 @@ class DockerSandbox:
             raise InfrastructureError(self._why_not_started(error, config)) from error
         return parent
 
-    def create(self, client: docker.DockerClient, config: ParentConfig) -> Container:
-        """The container of a parent, not yet started."""
+    def create(self, client: docker.DockerClient, config: ParentConfig, files: Path) -> Container:
+        """The container of a parent, not yet started; `files` is its part of the run's folder."""
         inside = config
         requests = []
         if not self._device.emulated:
-            requests.append(
-                DeviceRequest(
-                    device_ids=[config.device], capabilities=[["gpu", "compute", "utility"]]
-                )
-            )
+            gpu = self._uuids.get(config.device, config.device)
+            requests.append(gpu_request(self._info, gpu))
             inside = replace(config, device="0")  # the only GPU that it sees
-        limits, user = self._limits, _user()
         return client.containers.create(
-            self._image,
+            self.image,
             [PYTHON, "-m", "runner.trial.parent", json.dumps(asdict(inside)), str(EVENTS_FD)],
             entrypoint=["/bin/sh", "-c", LAUNCH, "sh"],
-            stdin_open=True,
-            environment=self._inside_environment(),
-            working_dir=str(self._folder),
-            user=f"{user}:{user if os.getuid() == 0 else os.getgid()}",
-            mounts=self._mounts(config),
-            read_only=True,
-            tmpfs={"/tmp": f"rw,nosuid,nodev,noexec,mode=1777,size={limits.tmp}"},
-            network_mode="none",
-            cap_drop=["ALL"],
-            security_opt=["no-new-privileges:true"],
-            mem_limit=limits.memory,
-            memswap_limit=limits.memory,
-            pids_limit=limits.pids,
-            nano_cpus=limits.cpus * 10**9,
-            ulimits=[
-                Ulimit(name="fsize", soft=limits.file, hard=limits.file),
-                Ulimit(name="core", soft=0, hard=0),
-            ],
-            init=True,
             device_requests=requests,
-            healthcheck={"test": ["NONE"]},
-            log_config=LogConfig(type=LogConfig.types.NONE),
-            labels={
-                LABEL_KIND: "trial",
-                LABEL_RUN: self._run,
-                LABEL_OWNER: str(Owner.current()),
-            },
+            **locked(
+                self._limits,
+                self._paths,
+                labels={
+                    LABEL_KIND: "trial",
+                    LABEL_RUN: self._run,
+                    LABEL_ATTEMPT: self._attempt,
+                },
+                mounts=self._mounts(config, files),
+                environment=self._inside_environment(),
+                folder=str(self._folder),
+            ),
         )
 
     def _inside_environment(self) -> dict[str, str]:
-        return {
-            "HOME": "/tmp",
+        environment = {
             # A numerical library's thread pool would make the parent unsafe to fork.
             "OPENBLAS_NUM_THREADS": "1",
             "OMP_NUM_THREADS": "1",
@@ -227,18 +190,27 @@ class DockerSandbox:
             **self._environment,
             "PYTHONPATH": str(PACKAGE.parent),
         }
+        if _CACHE in environment:
+            # In the container's own memory: what one build's trials compile, no other's run.
+            environment[_CACHE] = "/tmp/jax-cache"
+        return environment
 
-    def _mounts(self, config: ParentConfig) -> list[Mount]:
-        """What of the host is seen inside, at the same paths: all of it read-only but `folder`."""
-        shared = {PACKAGE}
+    def _mounts(self, config: ParentConfig, files: Path) -> list[Mount]:
+        """What of the host is seen inside, at the same paths: all of it read-only but `files`,
+        which stands for the run's folder."""
+        shared = set()
         for name in (config.build_dir, *config.python_path, *config.fallback_path):
             shared |= {path for path in _with_targets(Path(name)) if path.exists()}
-        outer = [path for path in shared if not shared & set(path.parents)]
+        outer = [path for path in shared if not {PACKAGE, *shared} & set(path.parents)]
+        for path in outer:
+            require_readable(path)
+        sources = {path: path for path in outer} | {PACKAGE: self._package}
         mounts = [
-            Mount(type="bind", source=str(path.resolve()), target=str(path), read_only=True)
-            for path in sorted(outer)
+            read_only(self._paths.source(source), str(target))
+            for target, source in sorted(sources.items())
         ]
-        return [*mounts, Mount(type="bind", source=str(self._folder), target=str(self._folder))]
+        writable = self._paths.source(files)
+        return [*mounts, Mount(type="bind", source=writable, target=str(self._folder))]
 
     def _why_not_started(self, error: Exception, config: ParentConfig) -> str:
         said = error.explanation if isinstance(error, APIError) else None
@@ -252,19 +224,31 @@ class DockerSandbox:
         return f"the Docker engine cannot start a container for {config.build_dir}: {text}"
 
 
-def _user() -> int:
-    return os.getuid() or UNPRIVILEGED
+def require(image: str) -> None:
+    """Raise InfrastructureError unless an engine answers and has the image of trials."""
+    with closing(connect()) as client:
+        find_image(client, image, _NEEDS)
 
 
 def _with_targets(folder: Path) -> Iterator[Path]:
     """A folder, and what the links in it name: a build may be a folder of links into a cache."""
-    folder = Path(os.path.abspath(folder))
+    folder = folder.absolute()
     yield folder
     if not folder.is_dir():
         return
     for entry in folder.iterdir():
         if entry.is_symlink():
-            yield Path(os.path.abspath(folder / entry.readlink()))
+            yield (folder / entry.readlink()).absolute()
 
 
-__all__ = ["DEFAULT_IMAGE", "DockerSandbox", "Limits", "connect", "find_image", "require"]
+__all__ = [
+    "DEFAULT_IMAGE",
+    "GIB",
+    "UNPRIVILEGED",
+    "DockerSandbox",
+    "Limits",
+    "connect",
+    "default_image",
+    "find_image",
+    "require",
+]

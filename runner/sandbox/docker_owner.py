@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import docker
 from docker.errors import APIError, NotFound
+from docker.models.containers import Container
 
 LABEL_KIND = "racewatch.kind"
 LABEL_RUN = "racewatch.run"
+LABEL_ATTEMPT = "racewatch.attempt"
 LABEL_OWNER = "racewatch.owner"
+LABEL_CONTAINER = "racewatch.owner-container"
+"""The id of the container that the owner runs in, empty where it runs in none."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +60,16 @@ def _started(pid: int) -> int:
     return 0 if state in "ZX" else int(fields[18])
 
 
-def is_leftover(owner: Owner, running: bool, here: Owner) -> bool:
+def is_leftover(owner: Owner, running: bool, here: Owner, lives: bool | None = None) -> bool:
     """Whether a container's owner is gone, as far as a process `here` can tell.
 
-    Of an owner in another container only that much is certain: its containers lose their standard
-    input with it, and end. While they run, it is taken to live.
+    An owner in another container lives as long as that container does (`lives`, None where that is
+    not known). Its own containers lose their standard input with it, and then end.
     """
     if owner.boot != here.boot:
         return True
     if owner.namespace != here.namespace:
-        return not running
+        return not running or lives is False
     return _started(owner.pid) != owner.started
 
 
@@ -80,7 +85,7 @@ def remove_leftovers(client: docker.DockerClient) -> int:
             owner = Owner.parse(container.labels[LABEL_OWNER])
         except ValueError:
             continue  # a label that no runner of ours wrote: not ours to remove
-        if not is_leftover(owner, running, here):
+        if not is_leftover(owner, running, here, _owners_container_lives(client, container)):
             continue
         with contextlib.suppress(NotFound):  # another runner's start removed it
             try:
@@ -90,3 +95,23 @@ def remove_leftovers(client: docker.DockerClient) -> int:
                     raise
             removed += 1
     return removed
+
+
+def _owners_container_lives(client: docker.DockerClient, container: Container) -> bool | None:
+    """Whether the container in which this one was made still runs, and was not started anew."""
+    made_in = container.labels.get(LABEL_CONTAINER)
+    if not made_in:
+        return None
+    try:
+        state = client.containers.get(made_in).attrs["State"]
+    except NotFound:
+        return False
+    started = _seconds(state["StartedAt"])
+    return bool(state["Running"]) and started <= _seconds(container.attrs["Created"])
+
+
+def _seconds(moment: str) -> float:
+    """A time as the engine writes it, such as 2026-09-21T10:00:00.123456789Z."""
+    whole, _, fraction = moment.removesuffix("Z").partition(".")
+    second = datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp()
+    return second + float(f"0.{fraction or 0}")

@@ -108,7 +108,7 @@ class ProcessWorkshop:
         if not path.is_file():
             raise BuildError(f"the build did not make {path.name}")
 
-    def lack(self, output: str) -> str | None:
+    def lack(self, status: int, output: str) -> str | None:
         """See Workshop."""
         return lack_in(output)
 

@@ -67,8 +67,11 @@ class Workshop(Protocol):
         """
         ...
 
-    def lack(self, output: str) -> str | None:
-        """What the sandbox lacked, where a command failed for that; `output` is what it printed."""
+    def lack(self, status: int, output: str) -> str | None:
+        """What the sandbox lacked, where a command failed for that; `output` is what it printed.
+
+        status: as `Command.wait` tells it.
+        """
         ...
 
     def end(self) -> None:
