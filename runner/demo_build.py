@@ -16,6 +16,8 @@ LIBRARY = "transformer_engine_jax.so"
 """Name of the library in a build's directory."""
 
 EMULATION = Path(__file__).parent / "emulation"
+DETECTOR = Path(__file__).parent / "detector"
+"""The emulation tells what captures swallow in the same record as the detector on CUDA."""
 _CSRC = "transformer_engine/jax/csrc"
 _COMMON = "transformer_engine/common"
 _INCLUDES = ("transformer_engine", f"{_COMMON}/include", _CSRC)
@@ -49,7 +51,7 @@ def compile_extension(
         out_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".objects-", dir=out_dir.absolute()) as scratch:
             workspace = Workspace(
-                tree.absolute(), Path(scratch), reads=(tree.absolute(), EMULATION),
+                tree.absolute(), Path(scratch), reads=(tree.absolute(), EMULATION, DETECTOR),
                 environment={"TMPDIR": scratch},
             )  # fmt: skip
             with BuildCommands(sandbox, workspace, log, time_s=TIME_S) as commands:
@@ -79,6 +81,13 @@ def _compile(
     link = ("-shared", "-pthread", "-Wl,--no-undefined", "-o", library)
     commands.run((*compiler, *link, *objects), "linking the demo subject")
     return commands.fetch(library)
+
+
+def emulation_sources() -> list[Path]:
+    """Every file of the emulation that enters a build, besides the checkout's own."""
+    folders = (EMULATION / "include", EMULATION / "src")
+    files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [*files, DETECTOR / "record.h"]
 
 
 def find_compiler(sandbox: BuildSandbox | None = None) -> tuple[str, ...]:
@@ -120,4 +129,5 @@ def _unit(sources: list[str]) -> list[str]:
 
 
 def _include_flags() -> list[str]:
-    return [f"-I{EMULATION / 'include'}", *(f"-I{path}" for path in _INCLUDES)]
+    own = (EMULATION / "include", DETECTOR)
+    return [f"-I{path}" for path in (*own, *_INCLUDES)]

@@ -12,6 +12,7 @@ from filelock import FileLock
 
 from runner import demo_build, demo_repo, device, git
 from runner.build import Builds, Recipe, git_base, git_build
+from runner.detector.record import Detector
 from runner.device import HostDevices
 from runner.errors import InfrastructureError, RefError, SubjectError
 from runner.lineage import SUSPECTS, GitLineage
@@ -113,6 +114,10 @@ class DemoSubject:
         """See Subject."""
         return {"EMULATION_DEVICES": str(max(map(int, device.ids)) + 1)}
 
+    def detector(self) -> Detector:
+        """See Subject; the emulated runtime tells by itself."""
+        return Detector()
+
     def expected_handlers(
         self, program: Program, recipe: Precision, compute_capability: tuple[int, int]
     ) -> tuple[str, ...]:
@@ -133,10 +138,8 @@ def _compiler_identity(sandbox: BuildSandbox) -> dict[str, str]:
             f"{shlex.join(compiler)} does not tell its version: set CXX to a C++ compiler"
         )
     digest = hashlib.sha256(Path(demo_build.__file__).read_bytes())
-    for folder in ("include", "src"):
-        for path in sorted((demo_build.EMULATION / folder).rglob("*")):
-            if path.is_file():
-                digest.update(path.read_bytes())
+    for path in demo_build.emulation_sources():
+        digest.update(path.read_bytes())
     return {"compiler": version.splitlines()[0], "emulation": digest.hexdigest()}
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from runner.detector.record import Detector
 from runner.device import HostDevices, jobs
 from runner.lineage import Lineage
 from runner.matrix import Program, Recipe
@@ -81,6 +82,10 @@ class Subject(Protocol):
 
     def trial_environment(self, device: Device) -> dict[str, str]:
         """What its trials' environment holds besides, on that device."""
+        ...
+
+    def detector(self) -> Detector:
+        """What watches its trials' capture windows on this host, or why nothing can."""
         ...
 
     def expected_handlers(

@@ -17,6 +17,8 @@ from packaging.version import Version
 from runner import device, fatbin, git, te_core, te_extension, te_site, te_source, toolchain
 from runner.build import Builds, Recipe, failed_build, git_base, git_build
 from runner.build_command import CompilerCache
+from runner.detector import library as detector_library
+from runner.detector.record import Detector
 from runner.device import HostDevices
 from runner.errors import BuildError, InfrastructureError, SubjectError
 from runner.lineage import SUSPECTS, GitLineage
@@ -265,6 +267,10 @@ class TeSubject:
     def node_packages(self) -> Path:
         """A folder of the Python packages that TE imports, for a node that lacks them."""
         return node_packages(self._toolchain.python, self._cache)
+
+    def detector(self) -> Detector:
+        """See Subject."""
+        return detector_library.prepare(self._toolchain, self._cache, self._options.sandbox)
 
     def expected_handlers(
         self, program: Program, recipe: Precision, compute_capability: tuple[int, int]

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock
@@ -46,7 +46,7 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Toolchain:
-    """One toolchain file: `headers` and `core` map a package of the index to its pinned version."""
+    """One toolchain file; `headers`, `core` and `detector` map packages to pinned versions."""
 
     name: str
     python: str
@@ -55,6 +55,7 @@ class Toolchain:
     cuda: str
     headers: Mapping[str, str]
     core: Mapping[str, str]
+    detector: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def cuda_major(self) -> int:
@@ -179,6 +180,7 @@ class _Fields:
             "cuda",
             "headers",
             "core",
+            "detector",
         }
     )
 
@@ -198,6 +200,8 @@ class _Fields:
             cuda=self._text("cuda", r"\d+\.\d+"),
             headers=self._pins("headers"),
             core=self._pins("core"),
+            # A toolchain made before there was a detector has no such table.
+            detector=self._pins("detector") if "detector" in self._document else {},
         )
 
     def _refuse(self, key: str, reason: str) -> None:

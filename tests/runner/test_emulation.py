@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -16,7 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.demo_build import EMULATION, find_compiler
+from runner.demo_build import DETECTOR, EMULATION, find_compiler
+from runner.detector import record
+from runner.detector.record import Swallow
 
 SUCCESS, INVALID_HANDLE, ILLEGAL_STATE, NOT_READY = 0, 400, 401, 600
 UNSUPPORTED, INVALIDATED, MERGE, UNMATCHED, UNJOINED = 900, 901, 902, 903, 904
@@ -87,7 +90,8 @@ class Cuda:
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("emulation") / "cuda.so"
     command = [*find_compiler(), "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread"]
-    command += [f"-I{EMULATION / 'include'}", str(EMULATION / "src/cuda_runtime.cpp")]
+    command += [f"-I{EMULATION / 'include'}", f"-I{DETECTOR}"]
+    command += [str(EMULATION / "src/cuda_runtime.cpp")]
     subprocess.run([*command, "-shared", "-o", str(path)], check=True)
     return path
 
@@ -472,3 +476,77 @@ def test_there_are_as_many_devices_as_the_environment_says(
     finally:
         monkeypatch.setenv("EMULATION_DEVICES", "1")
         cuda.library.cudaSetDevice(0)
+
+
+# What captures swallow ----------------------------------------------------------------------------
+
+
+@dataclass
+class Watched:
+    """A runtime of its own, which tells what its captures take in."""
+
+    cuda: Cuda
+    path: Path
+
+    @property
+    def seen(self) -> Swallow:
+        return record.parse(self.path.read_bytes())
+
+
+@pytest.fixture
+def watched(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    # A copy of the library is another library: its record begins with its first device.
+    shutil.copy(library, tmp_path / "cuda.so")
+    monkeypatch.setenv(record.VARIABLE, str(tmp_path / "record"))
+    watched = Watched(Cuda(tmp_path / "cuda.so"), tmp_path / "record")
+    assert watched.cuda.library.cudaSetDevice(0) == SUCCESS
+    return watched
+
+
+def on_another_thread(body: Callable[[], object]) -> None:
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+
+
+def test_a_process_that_captures_nothing_swallows_nothing(watched: Watched) -> None:
+    stream = watched.cuda.stream()
+    on_another_thread(lambda: stream.put("work"))
+    stream.synchronize()
+    assert watched.seen == Swallow()
+
+
+def test_the_record_tells_whose_work_went_into_which_capture(watched: Watched) -> None:
+    stream, other = watched.cuda.stream(), watched.cuda.stream()
+    for foreign in (0, 2):
+        assert stream.begin() == SUCCESS
+        stream.put("own")
+        for _ in range(foreign):
+            on_another_thread(lambda: stream.put("foreign"))
+        on_another_thread(lambda: other.put("on a stream that nobody captures"))
+        watched.cuda.destroy(stream.end()[1])
+    other.synchronize()
+    seen = watched.seen
+    assert (seen.windows, seen.own, seen.foreign) == (2, 2, 2)
+    assert [(one.api, one.count) for one in seen.calls] == [("cudaLaunchHostFunc", 2)]
+    assert [one.window for one in seen.first] == [2, 2]
+
+
+def test_work_that_a_spoiled_capture_refuses_is_not_swallowed(watched: Watched) -> None:
+    stream = watched.cuda.stream()
+    stream.begin()
+    on_another_thread(stream.synchronize)
+    on_another_thread(lambda: stream.put("refused"))
+    stream.end()
+    assert watched.seen == Swallow(windows=1)
+
+
+def test_a_stream_that_joins_a_capture_swallows_too(watched: Watched) -> None:
+    origin, joined, event = watched.cuda.stream(), watched.cuda.stream(), watched.cuda.event()
+    origin.begin()
+    origin.put("own")
+    watched.cuda.record(event, origin)
+    joined.wait(event)
+    on_another_thread(lambda: joined.put("foreign"))
+    origin.end()
+    assert (watched.seen.own, watched.seen.foreign) == (1, 1)

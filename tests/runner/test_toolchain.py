@@ -301,3 +301,13 @@ def test_only_the_cores_identity_knows_the_cores_packages() -> None:
     assert "tinycore" in tiny().core_identity()
     assert "tinycore" not in tiny().extension_identity()
     assert tiny().extension_identity()["tinyheaders"] == "1.0"
+
+
+def test_the_detector_is_part_of_no_builds_identity() -> None:
+    watched = tiny(detector={"tinycupti": "1.0"})
+    assert watched.extension_identity() == tiny().extension_identity()
+    assert watched.core_identity() == tiny().core_identity()
+
+
+def test_a_toolchain_may_have_no_detector() -> None:
+    assert tiny().detector == {}

@@ -28,12 +28,14 @@ enum class Work {
   kRecord,       // records one event again and again
   kWait,         // waits on the host for every update to have run
   kFeed,         // places the main thread's batch instead of its own rows
+  kRefresh,      // writes whole rows again and again, which repairs whatever a capture swallowed
 };
 
 Work Parse(const std::string &name) {
   static const std::map<std::string, Work> kNames{
       {"mix", Work::kMix},       {"copy", Work::kCopy}, {"synchronize", Work::kSynchronize},
       {"record", Work::kRecord}, {"wait", Work::kWait}, {"feed", Work::kFeed},
+      {"refresh", Work::kRefresh},
   };
   auto found = kNames.find(name);
   if (found == kNames.end()) {
@@ -51,6 +53,12 @@ double RandomFraction() {
     throw std::runtime_error("the system gives no random bits");
   }
   return bits / 4294967296.0;
+}
+
+// The share of a refreshing thread's updates that come with something which nothing repeats.
+double ShareOfOnce() {
+  const char *text = std::getenv("EMULATION_ONCE");
+  return text == nullptr || *text == '\0' ? 0.0 : std::atof(text);
 }
 
 class Background {
@@ -74,6 +82,9 @@ class Background {
       }
       ++updates;
     }
+    if (work == Work::kRefresh) {
+      for (int row = 0; row < kRows; ++row) Update(work);
+    }
   }
 
   void AwaitFirst() {
@@ -94,7 +105,8 @@ class Background {
     changed_.notify_all();
   }
 
-  // Rows that do not hold what every update up to now must have left in them.
+  // Rows that do not hold what every update up to now must have left in them; what was to happen
+  // once and did not counts as one.
   int StaleRows() {
     Check(cudaStreamSynchronize(CurrentDevice().compute), "synchronize the compute stream");
     std::lock_guard<std::mutex> guard(mutex_);
@@ -102,7 +114,7 @@ class Background {
     for (int row = 0; row < kRows; ++row) {
       if (std::memcmp(resident_[row], expected_[row], sizeof(expected_[row])) != 0) ++stale;
     }
-    return stale;
+    return stale + (counted_ == expected_count_ ? 0 : 1);
   }
 
   std::atomic<std::uint64_t> updates{0};
@@ -119,6 +131,8 @@ class Background {
     Device &device = CurrentDevice();
     std::int32_t batch[kColumns];
     int row = Advance(batch);
+    bool whole = work == Work::kRefresh;
+    if (whole) std::memcpy(batch, expected_[row], sizeof(batch));
     void *slot = staged_[row];
     if (work == Work::kMix) {
       // JAX copies on a stream of its own, which events order between the compute stream's work.
@@ -138,10 +152,17 @@ class Background {
             "enqueue a copy to the device");
       std::this_thread::sleep_for(kDispatch);
     }
-    cudaLaunchHostKernel("dynamic_update_slice", device.compute, [this, row] {
-      for (int i = 0; i < kColumns; ++i) resident_[row][i] += staged_[row][i];
+    cudaLaunchHostKernel("dynamic_update_slice", device.compute, [this, row, whole] {
+      for (int i = 0; i < kColumns; ++i) {
+        resident_[row][i] = staged_[row][i] + (whole ? 0 : resident_[row][i]);
+      }
     });
     Check(cudaGetLastError(), "launch dynamic_update_slice");
+    if (whole && RandomFraction() < once_) {
+      ++expected_count_;
+      cudaLaunchHostKernel("count", device.compute, [this] { ++counted_; });
+      Check(cudaGetLastError(), "launch count");
+    }
     std::this_thread::sleep_for(kDispatch);
     if (work == Work::kRecord) {
       Check(cudaEventRecord(computed_[0], device.compute), "record an event on the compute stream");
@@ -211,11 +232,14 @@ class Background {
 
   std::uint64_t count_ = 0;
   std::uint64_t sync_at_ = 0;
+  double once_ = ShareOfOnce();
+  std::uint64_t expected_count_ = 0;
   cudaEvent_t computed_[kEvents] = {};
   cudaEvent_t copied_[kEvents] = {};
   std::int32_t expected_[kRows][kColumns] = {};
   std::int32_t staged_[kRows][kColumns] = {};    // device memory
   std::int32_t resident_[kRows][kColumns] = {};  // device memory
+  std::uint64_t counted_ = 0;                    // device memory
 };
 
 Background &TheBackground() {

@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "record.h"
+
 namespace {
 
 struct Capture;
@@ -75,6 +77,17 @@ thread_local int current_device = 0;
 cudaError_t Report(cudaError_t error) {
   if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
   return error;
+}
+
+// What captures take in is told as the detector tells it on CUDA; null where nobody asked. It begins
+// with the device, as the driver loads a detector with its own initialisation.
+racewatch::Record *TheRecord() {
+  static racewatch::Record *record = [] {
+    racewatch::Record *begun = racewatch::Record::Begin();
+    if (begun != nullptr) begun->Watch();
+    return begun;
+  }();
+  return record;
 }
 
 int FromEnvironment(const char *name, int fallback) {
@@ -175,10 +188,19 @@ struct Capture {
   cudaGraph_t graph;
   bool invalid = false;
   std::map<cudaStream_t, std::vector<int>> tails;  // the streams in it, and their last nodes
+  std::uint64_t number = 0;                        // of all that were begun in the process
+  racewatch::Clock::time_point began = racewatch::Clock::now();
 
-  void Append(cudaStream_t stream, std::function<void()> work) {
+  void Append(cudaStream_t stream, const char *api, std::function<void()> work) {
     auto &tail = tails[stream];
     tail = {graph->Add(std::move(work), tail)};
+    racewatch::Record *record = TheRecord();
+    if (record == nullptr) return;
+    if (thread == std::this_thread::get_id()) {
+      record->CountOwn();
+    } else {
+      record->CountForeign(api, number, began);
+    }
   }
   bool Joined() const {
     std::set<int> joined = graph->Ancestors(tails.at(origin));
@@ -196,14 +218,14 @@ void Retire(cudaGraph_t graph) {
   delete graph;
 }
 
-// Enqueues, or captures, `work`; the caller holds RuntimeLock.
-cudaError_t Submit(cudaStream_t stream, std::function<void()> work) {
+// Enqueues, or captures, `work` of a call of `api`; the caller holds RuntimeLock.
+cudaError_t Submit(cudaStream_t stream, const char *api, std::function<void()> work) {
   if (stream->capture == nullptr) {
     stream->Push(std::move(work));
     return cudaSuccess;
   }
   if (stream->capture->invalid) return cudaErrorStreamCaptureInvalidated;
-  stream->capture->Append(stream, std::move(work));
+  stream->capture->Append(stream, api, std::move(work));
   return cudaSuccess;
 }
 
@@ -326,6 +348,7 @@ cudaError_t cudaSetDevice(int device) {
   if (error != cudaSuccess) return error;
   if (device < 0 || device >= count) return Report(cudaErrorInvalidDevice);
   current_device = device;
+  TheRecord();
   return cudaSuccess;
 }
 
@@ -492,19 +515,19 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, std::size_t bytes, cudaM
     };
   }
   std::lock_guard<std::mutex> guard(RuntimeLock());
-  return Report(Submit(stream, std::move(copy)));
+  return Report(Submit(stream, "cudaMemcpyAsync", std::move(copy)));
 }
 
 cudaError_t cudaMemsetAsync(void *to, int value, std::size_t bytes, cudaStream_t stream) {
   if (stream == nullptr) return Report(cudaErrorInvalidResourceHandle);
   std::lock_guard<std::mutex> guard(RuntimeLock());
-  return Report(Submit(stream, [=] { std::memset(to, value, bytes); }));
+  return Report(Submit(stream, "cudaMemsetAsync", [=] { std::memset(to, value, bytes); }));
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *user_data) {
   if (stream == nullptr) return Report(cudaErrorInvalidResourceHandle);
   std::lock_guard<std::mutex> guard(RuntimeLock());
-  return Report(Submit(stream, [=] { function(user_data); }));
+  return Report(Submit(stream, "cudaLaunchHostFunc", [=] { function(user_data); }));
 }
 
 void cudaLaunchHostKernel(const char *kernel, cudaStream_t stream, std::function<void()> body) {
@@ -514,7 +537,7 @@ void cudaLaunchHostKernel(const char *kernel, cudaStream_t stream, std::function
   }
   LoadedModules().Load(stream->device, kernel);
   std::lock_guard<std::mutex> guard(RuntimeLock());
-  Report(Submit(stream, std::move(body)));
+  Report(Submit(stream, "cudaLaunchKernel", std::move(body)));
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
@@ -525,8 +548,11 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
   if (page == nullptr) return Report(cudaErrorMemoryAllocation);
   auto *capture = new Capture{stream, std::this_thread::get_id(), mode,
                               new CUgraph_st{page, {}, {}}, false, {{stream, {}}}};
+  static std::uint64_t begun = 0;  // guarded by RuntimeLock
+  capture->number = ++begun;
   page->capture = capture;
   stream->capture = capture;
+  if (racewatch::Record *record = TheRecord()) record->CountWindow();
   return cudaSuccess;
 }
 

@@ -1,0 +1,1 @@
+"""What sees how much of other threads' work goes into capture windows: C++, and what reads it."""
