@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runner import te_site
+from runner.detector.record import Detector
 from runner.errors import InfrastructureError, InputError
 from runner.result import Commit
 from runner.run import HARNESS, Base, BuildId, PreparedBuild
@@ -31,6 +32,8 @@ HARNESS_FILES = (
     "report.py",
     "run.py",
     "device.py",
+    "detector/__init__.py",
+    "detector/record.py",
     "matrices/*.toml",
     "sandbox/__init__.py",
     "sandbox/base.py",
@@ -66,12 +69,14 @@ def pack(
     architecture: str,
     toolchain: str,
     dependencies: Path,
+    detector: Detector,
     out: Path,
     part_mib: int | None = None,
 ) -> Bundle:
     """Write the bundle `out` (a .tar.xz), or `out.part00`, ... of at most `part_mib` MiB each.
 
     dependencies: a folder of Python packages that TE imports, used where the node has none.
+    detector: what watches trials there, or why there is none.
     Raises InfrastructureError where it cannot be written; nothing half-written is left.
     """
     check_target(out, part_mib)
@@ -79,7 +84,7 @@ def pack(
     try:
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=out.parent) as scratch:
             tree = Path(scratch) / name
-            _lay_out(tree, commits, architecture, toolchain, dependencies)
+            _lay_out(tree, commits, architecture, toolchain, dependencies, detector)
             packed = Path(scratch) / out.name
             with tarfile.open(packed, "w:xz", preset=6) as archive:
                 for path in _sorted(tree):
@@ -107,6 +112,7 @@ def _lay_out(
     architecture: str,
     toolchain: str,
     dependencies: Path,
+    detector: Detector,
 ) -> None:
     for pattern in HARNESS_FILES:
         found = sorted(ROOT.glob(pattern))
@@ -134,9 +140,19 @@ def _lay_out(
         "harness": HARNESS,
         "architecture": architecture,
         "toolchain": toolchain,
+        "detector": asdict(_carried(tree, detector)),
         "commits": rows,
     }
     (tree / "bundle.json").write_text(json.dumps(manifest, indent=1, default=dict) + "\n")
+
+
+def _carried(tree: Path, detector: Detector) -> Detector:
+    """The detector as the manifest has it, its library copied."""
+    if not detector.library:
+        return detector
+    library = Path("detector") / Path(detector.library).name
+    _copy(Path(detector.library), tree / library)
+    return replace(detector, library=str(library))
 
 
 def _row(tree: Path, build: PreparedBuild) -> dict[str, Any]:

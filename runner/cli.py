@@ -97,6 +97,14 @@ def run(
     toolchain: ToolchainName = "",
     fresh: Annotated[bool, typer.Option(help="a fresh interpreter for each trial")] = False,
     cold: Annotated[bool, typer.Option(help="no compilation cache between trials")] = False,
+    detect: Annotated[
+        bool | None,
+        typer.Option(
+            "--detect/--no-detect",
+            help="watch what capture windows swallow (default: as the matrix says)",
+            show_default=False,
+        ),
+    ] = None,
     progress_s: Annotated[
         float, typer.Option(help="seconds without a sign of life that make a hang")
     ] = Deadlines().progress,
@@ -106,7 +114,7 @@ def run(
     Exit status: 0 no cell that ships fails, 1 the race is there, 2 bad input, 3 could not run.
     """
     settings = Settings.load()
-    wanted = matrices.load(matrix).with_trials(trials).only(tuple(cell or ()))
+    wanted = matrices.load(matrix).with_trials(trials).with_detect(detect).only(tuple(cell or ()))
     check_progress(progress_s)
     check_parallel(parallel)
     check_output(json, "--json")
@@ -136,6 +144,7 @@ def run(
         deadlines=replace(Deadlines(), progress=progress_s),
         fresh=fresh,
         base=_build_base(opened, commit, builds, console),
+        detector=opened.detector() if wanted.detect else None,
     )
     plan = in_own_folder(plan)
     environment = dict(plan.environment) | compilation_cache(plan, cold)
@@ -187,11 +196,15 @@ def bundle(
         builds = _build_all(opened, commit, needed, console)
         base = _build_base(opened, commit, builds, console)
         commits.append(bundling.BundledCommit(commit, builds, base))
+    detector = opened.detector()
+    if detector.reason:
+        console.print(f"no detector: {detector.reason}", highlight=False, markup=False)
     packed = bundling.pack(
         commits,
         architecture=arch,
         toolchain=opened.toolchain_name,
         dependencies=opened.node_packages(),
+        detector=detector,
         out=out,
         part_mib=part_mib,
     )

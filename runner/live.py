@@ -25,7 +25,7 @@ class LiveProgress(report.PlainProgress):
         """Draw the state after this event."""
         if fold.started is None:
             return
-        table = Table(*report.HEADINGS, box=None, pad_edge=False)
+        table = Table(*report.headings(fold), box=None, pad_edge=False)
         for cell, row in zip(fold.cells(), report.rows(fold), strict=True):
             table.add_row(*map(Text, row), style=_STYLES.get(cell.judgement.verdict, ""))
         total = max(fold.started.trials_planned, len(fold.trials))

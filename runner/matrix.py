@@ -66,12 +66,14 @@ class Matrix:
     """A named list of cells.
 
     clean_below: a cell without failures is `clean` once its interval ends below this rate.
+    detect: whether the detector watches its trials, where it can.
     """
 
     name: str
     title: str
     cells: tuple[Cell, ...]
     clean_below: float = 0.05
+    detect: bool = False
 
     def with_trials(self, trials: int | None) -> Matrix:
         """The same cells, each with `trials` trials; None leaves them as they are."""
@@ -80,6 +82,10 @@ class Matrix:
         if not 1 <= trials <= MAX_TRIALS:
             raise MatrixError(f"--trials: must be 1 to {MAX_TRIALS}, got {trials}")
         return replace(self, cells=tuple(replace(cell, trials=trials) for cell in self.cells))
+
+    def with_detect(self, detect: bool | None) -> Matrix:
+        """The same cells, watched by the detector or not; None leaves that as it is."""
+        return self if detect is None else replace(self, detect=detect)
 
     def decisive(self) -> Matrix:
         """The same cells, those that ship with as many trials as it takes to call them clean.
@@ -143,13 +149,15 @@ def as_data(matrix: Matrix) -> dict[str, Any]:
     """A matrix as plain data, in the form of its file."""
     data = asdict(matrix)
     data["cells"] = [{**asdict(c), "variant": c.variant.text} for c in matrix.cells]
+    if not matrix.detect:
+        del data["detect"]  # as it was before there was a detector, for whoever compares or reads
     return data
 
 
 def from_data(data: Mapping[str, Any], name: str = "") -> Matrix:
     """A matrix from plain data in the form of its file. Raises MatrixError."""
     where = f"matrix {data.get('name', name)}"
-    _only_keys(data, {"name", "title", "clean_below", "cells"}, where)
+    _only_keys(data, {"name", "title", "clean_below", "detect", "cells"}, where)
     rows = data.get("cells")
     if not isinstance(rows, list) or not rows:
         raise MatrixError(f"{where}: needs at least one [[cells]] table")
@@ -169,6 +177,7 @@ def from_data(data: Mapping[str, Any], name: str = "") -> Matrix:
         title=_text(data, "title", "", where),
         cells=cells,
         clean_below=clean_below,
+        detect=_flag(data, "detect", False, where),
     )
 
 
@@ -183,9 +192,7 @@ def _cell(row: Any, where: str) -> Cell:
         variant = Variant.parse(_text(row, "variant", "", where))
     except VariantError as error:
         raise MatrixError(f"{where}: {error}") from error
-    background = row.get("background", True)
-    if not isinstance(background, bool):
-        raise MatrixError(f"{where}: background must be true or false, got {background!r}")
+    background = _flag(row, "background", True, where)
     hold_ms = _number(row, "hold_ms", 0.0, where)
     if hold_ms < 0:
         raise MatrixError(f"{where}: hold_ms must be >= 0, got {hold_ms:g}")
@@ -241,6 +248,13 @@ def _text(data: Mapping[str, Any], key: str, default: str, where: str) -> str:
     value = data.get(key, default)
     if not isinstance(value, str):
         raise MatrixError(f"{where}: {key} must be text, got {value!r}")
+    return value
+
+
+def _flag(data: Mapping[str, Any], key: str, default: bool, where: str) -> bool:
+    value = data.get(key, default)
+    if not isinstance(value, bool):
+        raise MatrixError(f"{where}: {key} must be true or false, got {value!r}")
     return value
 
 

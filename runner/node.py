@@ -24,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from runner import device, matrix, report, result, run  # noqa: E402
+from runner.detector.record import Detector  # noqa: E402
 from runner.errors import InfrastructureError, InputError, RacewatchError  # noqa: E402
 from runner.outcome import Outcome  # noqa: E402
 from runner.sandbox.process import ProcessSandbox  # noqa: E402
@@ -50,6 +51,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--events", type=Path, help="append each event to this file as it happens")
     parser.add_argument("--cold", action="store_true", help="no compilation cache between trials")
     parser.add_argument("--fresh", action="store_true", help="a fresh interpreter for each trial")
+    parser.add_argument(
+        "--detect",
+        action=argparse.BooleanOptionalAction,
+        help="watch what capture windows swallow (default: as the matrix says)",
+    )
     parser.add_argument("--progress-s", type=float, default=Deadlines().progress)
     parser.add_argument("--work", type=Path, default=HERE / "work", help="logs and caches")
     return parser
@@ -63,6 +69,12 @@ def prepared(row: dict[str, Any], root: Path) -> run.PreparedBuild:
     return run.PreparedBuild(
         **{**row, "folder": folder, "outcome": outcome, "initialize": initialize}
     )
+
+
+def detector(row: dict[str, str], root: Path) -> Detector:
+    """The detector of the bundle's manifest, its library made absolute."""
+    library = str(root / row["library"]) if row["library"] else ""
+    return Detector(library, row["reason"])
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -79,6 +91,7 @@ def _run(options: argparse.Namespace) -> int:
         raise InputError(f"--ref: no {options.ref!r} in this bundle; it has {', '.join(by_ref)}")
     chosen = by_ref[options.ref] if options.ref else commits[0]
     wanted = matrix.load(options.matrix).with_trials(options.trials).only(tuple(options.cell))
+    wanted = wanted.with_detect(options.detect)
     builds = {
         run.BuildId(BuildKind(row["kind"]), tuple(row["pulls"])): prepared(row["build"], HERE)
         for row in chosen["builds"]
@@ -119,6 +132,7 @@ def _run(options: argparse.Namespace) -> int:
         deadlines=replace(Deadlines(), progress=options.progress_s),
         fresh=options.fresh,
         base=base,
+        detector=detector(manifest["detector"], HERE) if wanted.detect else None,
     )
     plan = in_own_folder(plan)
     environment = dict(plan.environment) | compilation_cache(plan, options.cold)

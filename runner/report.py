@@ -10,31 +10,62 @@ from runner.rates import percent
 from runner.result import CellResult, Event, Fold, RunStarted, TrialFinished
 
 HEADINGS = ("cell", "trials", "failed", "outcomes", "rate", "95 % interval", "verdict")
+FOREIGN_WORK = "trials with foreign work"
+"""Heading of one more column, where the detector watched."""
+SWALLOWED_ROWS = 8
+"""Of how many APIs and threads it is said what they lost; the result has all of them."""
 EMULATED = "EMULATED: no GPU took part; these rates say nothing about a real device"
 
 
+def headings(fold: Fold) -> tuple[str, ...]:
+    """What the table's columns hold."""
+    watched = any(cell.swallow for cell in fold.cells())
+    return (*HEADINGS, FOREIGN_WORK) if watched else HEADINGS
+
+
 def rows(fold: Fold) -> list[tuple[str, ...]]:
-    """The table's rows as text, one a cell, in the order of HEADINGS."""
-    return [_row(cell) for cell in fold.cells()]
+    """The table's rows as text, one a cell, in the order of `headings`."""
+    columns = len(headings(fold))
+    return [(*_row(cell), _foreign_work(cell))[:columns] for cell in fold.cells()]
+
+
+def _foreign_work(cell: CellResult) -> str:
+    if cell.swallow is None:
+        return "-"
+    return f"{cell.swallow.k}/{cell.swallow.n}, {_range(cell.swallow.interval)}"
+
+
+def _range(interval: tuple[float, float]) -> str:
+    low, high = interval
+    return f"{percent(low).removesuffix(' %')} to {percent(high)}"
 
 
 def _row(cell: CellResult) -> tuple[str, ...]:
-    low, high = cell.interval
     return (
         cell.cell.name,
         str(cell.n),
         str(cell.k) if cell.n else "-",
         outcomes(cell),
         percent(cell.rate) if cell.rate is not None else "-",
-        f"{percent(low).removesuffix(' %')} to {percent(high)}" if cell.n else "-",
+        _range(cell.interval) if cell.n else "-",
         cell.judgement.text,
     )
 
 
 def outcomes(cell: CellResult) -> str:
-    """Counts by outcome in the order of the enum, for example `8 capture_error, 2 crash`."""
-    counts = cell.counts
-    return ", ".join(f"{counts[o]} {o}" for o in Outcome if counts[o]) or "-"
+    """Counts by outcome in the order of the enum, for example `8 capture_error, 2 crash`.
+
+    Passes in which a capture swallowed another thread's work are counted apart.
+    """
+    counts = {str(outcome): cell.counts[outcome] for outcome in Outcome}
+    swallowed = cell.swallow.passes if cell.swallow else 0
+    said = []
+    for name, count in counts.items():
+        if name == Outcome.PASS:
+            said += [(count - swallowed, name), (swallowed, f"{name} (swallow)")]
+        else:
+            said.append((count, name))
+    return ", ".join(f"{count} {name}" for count, name in said if count) or "-"
 
 
 def table(fold: Fold) -> str:
@@ -42,7 +73,7 @@ def table(fold: Fold) -> str:
     if fold.started is None:
         return "nothing was run"
     body = rows(fold)
-    lines = [*heading(fold.started), "", *_columns([HEADINGS, *body]), ""]
+    lines = [*heading(fold.started), "", *_columns([headings(fold), *body]), ""]
     lines += closing(fold)
     return "\n".join(lines)
 
@@ -72,6 +103,7 @@ def closing(fold: Fold) -> list[str]:
     """Parity, how the run ended, and what the exit status says."""
     parity = fold.parity
     lines = [f"outputs of {parity.between}: {parity.status} ({parity.reason})"]
+    lines += _swallowed(fold)
     lost = [t for t in fold.trials.values() if t.outcome is Outcome.INFRA_ERROR]
     if lost:
         signatures = sorted({trial.signature for trial in lost})
@@ -88,6 +120,24 @@ def closing(fold: Fold) -> list[str]:
     else:
         lines.append(f"{len(fold.trials)} trials in {fold.ended.seconds:.1f} s")
     lines.append(so_far + _ANSWERS[fold.exit_code])
+    return lines
+
+
+def _swallowed(fold: Fold) -> list[str]:
+    """Whose work capture windows took in, where the detector watched."""
+    rates = [cell.swallow for cell in fold.cells() if cell.swallow]
+    if not rates:
+        return []
+    k, n, passes = (sum(getattr(rate, name) for rate in rates) for name in ("k", "n", "passes"))
+    lines = [f"foreign work in capture windows: {k} of {n} watched trials, {passes} of them passed"]
+    work = fold.swallowed
+    lines += [
+        f"  swallowed: {one.count} {one.api} of {one.thread or 'others'} in {one.trials} trials"
+        for one in work[:SWALLOWED_ROWS]
+    ]
+    if work[SWALLOWED_ROWS:]:
+        rest = sum(one.count for one in work[SWALLOWED_ROWS:])
+        lines.append(f"  swallowed: {rest} more, of {len(work) - SWALLOWED_ROWS} APIs and threads")
     return lines
 
 
@@ -116,7 +166,8 @@ def _columns(body: Sequence[Sequence[str]]) -> list[str]:
 
 def markdown(fold: Fold) -> str:
     """The table for a GitHub comment."""
-    lines = ["| " + " | ".join(HEADINGS) + " |", "|---" * len(HEADINGS) + "|"]
+    names = headings(fold)
+    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     lines += [
         "| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in rows(fold)
     ]
@@ -139,7 +190,10 @@ class PlainProgress:
             print(*heading(event), sep="\n", file=self._out, flush=True)
         elif isinstance(event, TrialFinished):
             self._done += 1
-            detail = f" ({event.signature})" if event.outcome is not Outcome.PASS else ""
+            said = [event.signature] if event.outcome is not Outcome.PASS else []
+            if event.swallow is not None and event.swallowed:
+                said.append(f"swallow: {event.swallow.foreign}")
+            detail = f" ({', '.join(said)})" if said else ""
             mark = "!" if event.outcome in FAILURES else " "
             print(
                 f"{mark} [{self._done}/{max(self._planned, self._done)}] {event.cell}: "

@@ -15,6 +15,8 @@ from functools import cached_property
 from typing import Any
 
 from runner import rates
+from runner.detector import record
+from runner.detector.record import Swallow
 from runner.errors import MatrixError, ResultError
 from runner.matrix import Cell, Matrix, as_data
 from runner.matrix import from_data as matrix_from
@@ -101,6 +103,7 @@ class TrialFinished:
     digests: SHA-256 of the output bits of the first and the second execution.
     evidence: raw facts as `runner.outcome.Evidence` names them, `output` cut to its last lines.
     times: seconds by stage. handlers: initialize handlers entered, None if the build cannot tell.
+    swallow: what the detector saw, None where it was not asked to watch.
     """
 
     run: str
@@ -119,6 +122,17 @@ class TrialFinished:
     times: Mapping[str, float] = field(default_factory=dict)
     evidence: Mapping[str, Any] = field(default_factory=dict)
     log: str = ""
+    swallow: Swallow | None = None
+
+    @property
+    def counted(self) -> bool:
+        """True where a rate is taken over it: a failure or a pass."""
+        return self.outcome in FAILURES or self.outcome is Outcome.PASS
+
+    @property
+    def swallowed(self) -> bool:
+        """True where another thread's work was seen to go into a capture window."""
+        return self.swallow is not None and self.swallow.foreign > 0
 
 
 @dataclass(frozen=True)
@@ -146,6 +160,8 @@ def dump(event: Event) -> str:
     if isinstance(event, RunStarted):
         data["matrix"] = as_data(event.matrix)
         data["device"]["compute_capability"] = _capability(event.device)
+    if isinstance(event, TrialFinished) and event.swallow is None:
+        del data["swallow"]  # what is not there need not be understood by an older reader
     return json.dumps({"event": _NAMES[type(event)], "schema": SCHEMA, **data}, default=str)
 
 
@@ -191,13 +207,14 @@ def _load_run(data: dict[str, Any]) -> RunStarted:
 
 
 def _load_trial(data: dict[str, Any]) -> TrialFinished:
-    handlers = data["handlers"]
+    handlers, swallow = data["handlers"], data.get("swallow")
     return TrialFinished(
         **{
             **data,
             "outcome": Outcome(data["outcome"]),
             "digests": tuple(data["digests"]),
             "handlers": None if handlers is None else tuple(handlers),
+            "swallow": None if swallow is None else record.from_data(swallow),
         }
     )
 
@@ -260,6 +277,20 @@ class Fold:
         ]
 
     @property
+    def swallowed(self) -> list[SwallowedWork]:
+        """Whose work went into capture windows in the cells' trials, the most first."""
+        calls: Counter[tuple[str, str]] = Counter()
+        trials: Counter[tuple[str, str]] = Counter()
+        for cell in self.cells():
+            for trial in cell.watched:
+                assert trial.swallow is not None
+                for one in trial.swallow.calls:
+                    calls[one.api, one.thread] += one.count
+                    trials[one.api, one.thread] += 1
+        ranked = sorted(calls.items(), key=lambda item: (-item[1], item[0]))
+        return [SwallowedWork(*who, count, trials[who]) for who, count in ranked]
+
+    @property
     def exit_code(self) -> int:
         """0: as a fixed TE should be; 1: the race is there; 3: what ships could not all run."""
         shipped = [cell for cell in self.cells() if cell.cell.variant.ships]
@@ -304,9 +335,50 @@ class Fold:
             "builds": {key: dict(build) for key, build in started.builds.items()},
             "cells": [cell.as_json() for cell in self.cells()],
             "parity": asdict(self.parity),
+            "swallowed": [asdict(work) for work in self.swallowed],
             "exit_code": self.exit_code,
             "trials": [asdict(trial) for _, trial in sorted(self.trials.items())],
         }
+
+
+@dataclass(frozen=True)
+class SwallowedWork:
+    """What one thread's calls of one API lost to capture windows.
+
+    count: graph nodes that they became. trials: in how many trials.
+    """
+
+    api: str
+    thread: str
+    count: int
+    trials: int
+
+
+@dataclass(frozen=True)
+class SwallowRate:
+    """Trials with foreign work in a capture window: k of the n that count and were watched.
+
+    passes: those of the k that passed all the same.
+    """
+
+    k: int
+    n: int
+    passes: int
+
+    @property
+    def rate(self) -> float:
+        """k/n."""
+        return self.k / self.n
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Exact 95 % interval of the rate."""
+        return rates.interval(self.k, self.n)
+
+    def as_json(self) -> dict[str, Any]:
+        """As a row of the result has it."""
+        interval = list(self.interval)
+        return {**asdict(self), "rate": self.rate, "interval": interval}
 
 
 @dataclass(frozen=True)
@@ -351,6 +423,21 @@ class CellResult:
         return rates.Judgement(rates.Verdict.NOT_MEASURED, f"{last.outcome}: {last.reason}")
 
     @property
+    def watched(self) -> list[TrialFinished]:
+        """Trials that count and whose capture windows the detector saw."""
+        return [t for t in self.trials if t.counted and t.swallow is not None and t.swallow.watched]
+
+    @property
+    def swallow(self) -> SwallowRate | None:
+        """How many trials had foreign work in a window; None where none was watched."""
+        watched = self.watched
+        if not watched:
+            return None
+        with_work = [trial for trial in watched if trial.swallowed]
+        passes = sum(trial.outcome is Outcome.PASS for trial in with_work)
+        return SwallowRate(len(with_work), len(watched), passes)
+
+    @property
     def recipes(self) -> tuple[str, ...]:
         """The recipes that ran."""
         return tuple(sorted({trial.recipe for trial in self.trials if trial.recipe}))
@@ -377,6 +464,7 @@ class CellResult:
             "verdict": str(judgement.verdict),
             "verdict_text": judgement.text,
             "trials_needed": judgement.trials_needed,
+            "swallow": self.swallow.as_json() if self.swallow else None,
             "signatures": dict(
                 Counter(t.signature for t in self.trials if t.outcome is not Outcome.PASS)
             ),

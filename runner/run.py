@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from runner.detector.record import Detector, Swallow
 from runner.matrix import Cell, Matrix, Program, Recipe, resolve_recipe
 from runner.outcome import Classification, Outcome
 from runner.result import (
@@ -98,6 +99,7 @@ class Plan:
     """Everything that a run needs to know before its first trial.
 
     base: where the commit needs no owned-stream, what its outputs are compared with instead.
+    detector: what watches the trials' capture windows, None where nothing shall.
     """
 
     subject: str
@@ -115,6 +117,7 @@ class Plan:
     deadlines: Deadlines = field(default_factory=Deadlines)
     fresh: bool = False
     base: Base | None = None
+    detector: Detector | None = None
     harness: str = HARNESS
     run: str = field(default_factory=lambda: str(uuid.uuid4()))
 
@@ -195,7 +198,15 @@ class Run:
         started = self.fold.started
         late = self._fresh_reasons if started and started.trial_mode == "fork" else set()
         fresh = tuple(f"some trials had a fresh interpreter: {reason}" for reason in sorted(late))
-        return (*(self._supervisor.notes if self._supervisor else ()), *fresh, *self._said)
+        lanes = self._supervisor.notes if self._supervisor else ()
+        return (*lanes, *fresh, *self._unwatched(), *self._said)
+
+    def _unwatched(self) -> Iterator[str]:
+        """Why trials that count were not watched, where they were to be."""
+        counted = [t for t in self.fold.trials.values() if t.swallow is not None and t.counted]
+        reasons = Counter(t.swallow.reason for t in counted if t.swallow and t.swallow.reason)
+        for reason, number in reasons.most_common():
+            yield f"{number} of {len(counted)} trials not watched by the detector: {reason}"
 
     def _trials(self) -> Generator[Event, None, None]:
         supervisor = self._supervisor = Supervisor(self._lanes())
@@ -268,9 +279,14 @@ class Run:
             log=f"{stem}.log",
             trace=f"{stem}.handlers" if instrumented else "",
             executions=REFERENCE_EXECUTIONS if cell.is_reference else 2,
+            swallow=f"{stem}.swallow" if self._watches else "",
         )
         silent = CAPTURES * cell.hold_ms / 1000
         return Assignment(spec, build.folder, cell.variant.registration, silent)
+
+    @property
+    def _watches(self) -> bool:
+        return self.plan.detector is not None and not self.plan.detector.reason
 
     def _build(self, cell: Cell) -> PreparedBuild:
         if self.plan.base is not None and cell.name.startswith(BASE):
@@ -289,6 +305,7 @@ class Run:
                 device=device,
                 fallback_path=plan.fallback_path,
                 fresh=plan.fresh,
+                detector=plan.detector.library if plan.detector else "",
             )
 
         return [
@@ -410,7 +427,14 @@ class Run:
             times=result.get("times", {}),
             evidence=shown,
             log=os.path.basename(spec.log),
+            swallow=self._swallow(finished),
         )
+
+    def _swallow(self, finished: Finished) -> Swallow | None:
+        detector = self.plan.detector
+        if detector is not None and detector.reason:
+            return Swallow(reason=detector.reason)
+        return finished.swallow
 
     def _note_reference(
         self, cell: Cell, recipe: str, digests: tuple[str, ...], verdict: Classification

@@ -199,7 +199,8 @@ class DockerSandbox:
         """What of the host is seen inside, at the same paths: all of it read-only but `files`,
         which stands for the run's folder."""
         shared = set()
-        for name in (config.build_dir, *config.python_path, *config.fallback_path):
+        detector = (config.detector,) if config.detector else ()
+        for name in (config.build_dir, *config.python_path, *config.fallback_path, *detector):
             shared |= {path for path in _with_targets(Path(name)) if path.exists()}
         outer = [path for path in shared if not {PACKAGE, *shared} & set(path.parents)]
         for path in outer:

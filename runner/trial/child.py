@@ -16,6 +16,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
+from runner.detector import record
 from runner.trial.harness import load_harness
 from runner.trial.program import Harness, ParentConfig, Program, TrialSpec
 
@@ -75,6 +76,8 @@ def enter(spec: TrialSpec, parent: int) -> None:
     os.environ.update(spec.environment)
     if spec.trace:
         os.environ["RACEWATCH_TRACE"] = spec.trace
+    if spec.swallow:
+        os.environ[record.VARIABLE] = spec.swallow
     faulthandler.enable(all_threads=True)
 
 

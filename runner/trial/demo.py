@@ -4,7 +4,10 @@ Read from the environment of a trial:
 EMULATION_BACKGROUND  what the background thread does: `mix` (as JAX does it, the default), or one
                       that makes one kind of failure all but sure where the race is: `copy`
                       (data_loss), `synchronize` (capture_error), `record` (crash), `wait` (hang),
-                      `feed` (wrong_output).
+                      `feed` (wrong_output); or `refresh`, which writes every row again and again
+                      and so repairs what a capture swallows: trials pass with foreign work.
+EMULATION_ONCE        the share of the updates of `refresh` that come with something which nothing
+                      repeats (0): where a capture swallows that, the trial fails (data_loss).
 EMULATION_RATE        the share of first executions that meet the race, about: the background
                       thread's period is drawn out so far that its next update, at a random moment,
                       falls into a capture that often.
@@ -20,6 +23,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from runner.detector import record
 from runner.matrix import Program, Recipe, resolve_recipe
 from runner.trial import handlers
 from runner.trial.program import DeviceFacts, ParentConfig
@@ -30,7 +34,7 @@ _LOAD_MS = 4.0
 _KERNELS_IN_CAPTURES = 6
 """Kernels whose modules `norm-act-gemm` loads in its four captures: two of each backward one."""
 _REGISTRATIONS = ("registered", "unregistered")
-_WORKS = ("mix", "copy", "synchronize", "record", "wait", "feed")
+_WORKS = ("mix", "copy", "synchronize", "record", "wait", "feed", "refresh")
 
 
 class EmulatedRuntimeError(RuntimeError):
@@ -55,7 +59,7 @@ def expected_handlers(
 def open_program(config: ParentConfig) -> DemoProgram:
     """A new program in this process."""
     _one_of("registration", config.registration, _REGISTRATIONS)
-    for name in ("EMULATION_RATE", "EMULATION_LOAD_MS"):
+    for name in ("EMULATION_RATE", "EMULATION_LOAD_MS", "EMULATION_ONCE"):
         _number(name, 0.0)
     return DemoProgram(
         _load(config.build_dir), config.registration == "registered", int(config.device)
@@ -117,6 +121,7 @@ class DemoProgram:
         self._library.emulation_background_await_first()
 
     def _run_background(self, work: str, period_ms: float, random_phase: bool) -> None:
+        record.name_thread("background")
         # ctypes lets go of the interpreter's lock, so this runs beside the main thread.
         failed = self._library.emulation_background_run(work.encode(), period_ms, random_phase)
         if failed:

@@ -62,7 +62,8 @@ class TrialSpec:
 
     environment: set in the child before anything else. log: file for the program's own output.
     trace: file where an instrumented build appends the initialize handlers that are entered.
-    executions: how often the program is executed.
+    executions: how often the program is executed. swallow: file where a detector records what
+    capture windows take in, empty where none watches.
     """
 
     index: int
@@ -74,6 +75,7 @@ class TrialSpec:
     log: str = ""
     trace: str = ""
     executions: int = 2
+    swallow: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class ParentConfig:
     """What a parent process is started with: one build, one registration mode, one device.
 
     python_path: put before sys.path; fallback_path: put after it (a node's own packages win).
+    detector: library that the device's driver is to load in trials that are watched.
     """
 
     subject: str
@@ -90,6 +93,7 @@ class ParentConfig:
     python_path: tuple[str, ...] = ()
     fallback_path: tuple[str, ...] = ()
     fresh: bool = False
+    detector: str = ""
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> ParentConfig:

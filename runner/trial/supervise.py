@@ -15,6 +15,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
+from runner.detector import record
+from runner.detector.record import Swallow
 from runner.errors import InfrastructureError
 from runner.outcome import Classification, Evidence, Outcome, classify
 from runner.sandbox.base import ParentHandle, Sandbox
@@ -59,6 +61,7 @@ class Assignment:
 class Finished:
     """What one trial left: `facts` of its device, `result` the child's own report (if any).
 
+    swallow: what a detector saw of its capture windows, None where none was to watch.
     lost: why nobody saw how the trial ended, so that whatever it left proves nothing.
     """
 
@@ -69,6 +72,7 @@ class Finished:
     facts: dict[str, Any] = field(default_factory=dict)
     result: dict[str, Any] = field(default_factory=dict)
     handlers: tuple[str, ...] = ()
+    swallow: Swallow | None = None
     fresh_reason: str = ""
     lost: str = ""
 
@@ -347,6 +351,7 @@ class Lane:
             facts=running.facts,
             result={"updates": running.updates, **result},
             handlers=_read_trace(spec.trace) if spec.trace else (),
+            swallow=_read_swallow(spec.swallow) if spec.swallow else None,
             fresh_reason=running.fresh_reason,
             lost=running.lost,
         )
@@ -459,6 +464,12 @@ def _read_trace(path: str) -> tuple[str, ...]:
     with _left_by_trial(path) as trace:
         names = trace.read(TRACE_BYTES).decode(errors="replace").split("\n")
     return tuple(sorted(set(names[:-1])))
+
+
+def _read_swallow(path: str) -> Swallow:
+    """What a detector recorded of a trial, however the trial ended."""
+    with _left_by_trial(path) as file:
+        return record.parse(file.read(record.SIZE))
 
 
 def _left_by_trial(path: str) -> BinaryIO:

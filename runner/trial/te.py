@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import glob
 import importlib.metadata
 import os
 import sys
@@ -10,6 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from runner.detector import record
 from runner.matrix import Program, Recipe, resolve_recipe
 from runner.trial import handlers
 from runner.trial.program import DeviceFacts, ParentConfig
@@ -18,6 +21,8 @@ ROWS, WIDTH = 64, 4096
 """Shape of the resident float32 buffer that the background thread updates row by row."""
 TOKENS, HIDDEN = 2048, 1024
 """Shape of the input of `norm-act-gemm`, as measured for TE issue 3863."""
+INJECTION = "CUDA_INJECTION64_PATH"
+"""Names the one library that the CUDA driver loads at its initialisation; profilers set it too."""
 
 
 def prepare(config: ParentConfig) -> Mapping[str, str]:
@@ -33,6 +38,8 @@ def prepare(config: ParentConfig) -> Mapping[str, str]:
     # TE imports its PyTorch side where PyTorch is installed: time and threads no trial needs.
     sys.modules["transformer_engine.pytorch"] = None  # type: ignore[assignment]
     sys.path.insert(0, config.build_dir)
+    if config.detector:
+        os.environ["RACEWATCH_CUPTI"] = os.pathsep.join(_cupti_libraries())
     import jax
 
     if config.registration == "unregistered":
@@ -59,6 +66,31 @@ def _drop_initialize(ffi: Any) -> None:
         return register(name, target, *args, **kwargs)
 
     ffi.register_ffi_target = without_initialize
+
+
+def _cupti_libraries() -> list[str]:
+    """CUPTI where this interpreter's packages have it, then where a CUDA toolkit does."""
+    found: list[str] = []
+    for folder in sys.path:
+        found += sorted(glob.glob(f"{glob.escape(folder)}/nvidia/*/lib/libcupti.so.1?"))[::-1]
+    homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
+    for home in filter(None, homes):
+        found += glob.glob(f"{glob.escape(home)}/extras/CUPTI/lib64/libcupti.so")
+    return list(dict.fromkeys(found))
+
+
+def _watch(library: str, path: str) -> None:
+    """Have the CUDA driver load the detector when it is initialised, or record why it shall not."""
+    taken = os.environ.get(INJECTION)
+    if taken:
+        record.refuse(path, f"a profiler is here already: {INJECTION} is {taken}")
+        return
+    try:
+        ctypes.CDLL(library)  # the driver says nothing of a library that it cannot load
+    except OSError as error:
+        record.refuse(path, f"the detector cannot be loaded: {error}")
+        return
+    os.environ[INJECTION] = library
 
 
 def environment() -> dict[str, str]:
@@ -88,7 +120,10 @@ def expected_handlers(
 
 
 def open_program(config: ParentConfig) -> TeProgram:
-    """A new program in this process."""
+    """A new program in this process, watched by the detector where that is asked for."""
+    path = os.environ.get(record.VARIABLE)
+    if config.detector and path:
+        _watch(config.detector, path)
     return TeProgram()
 
 
@@ -177,6 +212,7 @@ class _Background:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        record.name_thread("background")
         try:
             self._update_until_stopped()
         except Exception:

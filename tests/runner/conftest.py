@@ -9,6 +9,7 @@ import pytest
 
 from runner import result
 from runner.demo_subject import DemoSubject
+from runner.detector.record import Detector
 from runner.matrix import Matrix, parse
 from runner.result import Event, Fold
 from runner.run import Base, BuildId, Plan, PreparedBuild, Run, builds_of
@@ -93,6 +94,7 @@ def plan(demo: DemoSubject, build: Build, tmp_path: Path) -> Callable[..., Plan]
         deadlines: Deadlines | None = None,
         fresh: bool = False,
         base: Base | None = None,
+        detector: Detector | None = None,
     ) -> Plan:
         matrix = matrix_of(cells)
         folder = tmp_path / "run"
@@ -110,6 +112,7 @@ def plan(demo: DemoSubject, build: Build, tmp_path: Path) -> Callable[..., Plan]
             deadlines=deadlines or Deadlines(),
             fresh=fresh,
             base=base,
+            detector=detector,
         )
 
     return of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,6 +15,7 @@ import pytest
 
 from runner import bundle
 from runner.bundle import BundledCommit, pack
+from runner.detector.record import Detector
 from runner.errors import InfrastructureError, InputError
 from runner.outcome import Outcome
 from runner.result import Commit
@@ -66,6 +68,7 @@ def content(tmp_path: Path) -> dict[str, object]:
         "architecture": "90",
         "toolchain": "cu13-jax011",
         "dependencies": dependencies,
+        "detector": Detector(reason="no CUPTI for it"),
     }
 
 
@@ -78,8 +81,7 @@ def packed(content: dict[str, object], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def unpacked(packed: Path, tmp_path: Path) -> Path:
-    with tarfile.open(packed) as archive:
-        archive.extractall(tmp_path / "node", filter="data")
+    shutil.unpack_archive(packed, tmp_path / "node", "xztar")
     return tmp_path / "node" / "te"
 
 
@@ -220,3 +222,22 @@ def test_an_unpacked_bundle_needs_only_the_standard_library(unpacked: Path) -> N
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert "--matrix" in done.stdout
+
+
+def test_the_detector_is_carried_by_its_name_in_the_bundle(
+    content: dict[str, object], tmp_path: Path
+) -> None:
+    library = tmp_path / "made" / "libdetector.so"
+    library.parent.mkdir()
+    library.write_text("detector")
+    out = tmp_path / "watched.tar.xz"
+    pack(**{**content, "detector": Detector(str(library))}, out=out)  # type: ignore[arg-type]
+    shutil.unpack_archive(out, tmp_path / "node", "xztar")
+    manifest = json.loads((tmp_path / "node" / "watched" / "bundle.json").read_text())
+    assert manifest["detector"] == {"library": "detector/libdetector.so", "reason": ""}
+    assert (tmp_path / "node/watched/detector/libdetector.so").read_text() == "detector"
+
+
+def test_a_bundle_without_a_detector_says_why(unpacked: Path) -> None:
+    manifest = json.loads((unpacked / "bundle.json").read_text())
+    assert manifest["detector"] == {"library": "", "reason": "no CUPTI for it"}

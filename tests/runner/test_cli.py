@@ -117,6 +117,22 @@ def test_events_are_appended(racewatch: Racewatch, small: str, tmp_path: Path) -
     assert len({event.run for event in loaded}) == 2
 
 
+@pytest.mark.parametrize(
+    ("matrix", "options", "watched"),
+    [("small", [], False), ("small", ["--detect"], True), ("quick", ["--no-detect"], False)],
+)
+def test_trials_are_watched_as_the_matrix_or_the_option_says(
+    racewatch: Racewatch, small: str, tmp_path: Path, matrix: str, options: list[str], watched: bool
+) -> None:
+    answer = tmp_path / "result.json"
+    name = small if matrix == "small" else matrix
+    arguments = demo("race", name, "--cell", "stock, alone", "--json", str(answer), *options)
+    _, out, _ = finish(racewatch(*arguments))
+    (row,) = json.loads(answer.read_text())["cells"]
+    assert (row["swallow"] is not None) == watched
+    assert ("trials with foreign work" in out) == watched
+
+
 def test_one_cell_and_a_number_of_trials_can_be_asked_for(
     racewatch: Racewatch, small: str, tmp_path: Path
 ) -> None:

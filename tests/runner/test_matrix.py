@@ -79,6 +79,7 @@ def test_a_bad_cell_is_named_with_its_value_and_the_way_out(cell: str, sentence:
         ("", "matrix m: needs at least one [[cells]] table"),
         ("[[cells", "matrix m: not valid TOML"),
         ('clean_below = 2\n[[cells]]\nvariant="stock"', "clean_below must be between 0 and 1"),
+        ('detect = 1\n[[cells]]\nvariant="stock"', "detect must be true or false, got 1"),
         ('colour = "red"\n[[cells]]\nvariant="stock"', "matrix m: unknown key 'colour'"),
         (_one('variant="stock"') * 2, "matrix m, cell 2: name "),
     ],
@@ -154,3 +155,20 @@ def test_any_value_of_a_key_is_taken_or_refused_in_one_sentence(key: str, value:
         _cell({"variant": "stock", key: value}, "matrix m, cell 1")
     except MatrixError as error:
         assert str(error).startswith("matrix m, cell 1: ")
+
+
+def test_the_first_answer_is_watched_and_the_issues_matrix_where_that_is_asked_for() -> None:
+    assert {name: matrix.load(name).detect for name in matrix.available()} == {
+        "after-fix": False, "issue-3863": False, "quick": True,
+    }  # fmt: skip
+    assert matrix.load("issue-3863").with_detect(True).detect
+    assert not matrix.load("quick").with_detect(False).detect
+    assert matrix.load("quick").with_detect(None).detect
+
+
+def test_a_matrix_is_the_same_from_its_data() -> None:
+    quick = matrix.load("quick")
+    assert matrix.from_data(matrix.as_data(quick)) == quick
+    unwatched = quick.with_detect(False)
+    assert "detect" not in matrix.as_data(unwatched)
+    assert matrix.from_data(matrix.as_data(unwatched)) == unwatched

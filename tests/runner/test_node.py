@@ -14,6 +14,7 @@ import pytest
 
 from runner import node
 from runner.bundle import BundledCommit, pack
+from runner.detector.record import Detector
 from runner.errors import InfrastructureError, InputError
 from runner.result import Commit, Fold, RunEnded, load
 from runner.run import BuildId, PreparedBuild
@@ -35,6 +36,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         architecture="90",
         toolchain="t",
         dependencies=folder / "deps",
+        detector=Detector(reason="no CUPTI for it"),
         out=folder / "te.tar.xz",
     )
     shutil.unpack_archive(folder / "te.tar.xz", folder / "out", "xztar")
@@ -129,6 +131,23 @@ def test_a_node_without_jax_could_not_run(run: Run, alone: Path, tmp_path: Path)
     for line in events.read_text().splitlines():
         folded.add(load(line))
     assert json.loads(json.dumps(folded.as_json(), default=str)) == read
+
+
+def test_trials_are_watched_on_request(run: Run, alone: Path, tmp_path: Path) -> None:
+    answer = tmp_path / "result.json"
+    files = ["--json", str(answer), "--work", str(tmp_path / "work")]
+    run("--matrix", str(alone), "--detect", *files)
+    assert {t["swallow"]["reason"] for t in json.loads(answer.read_text())["trials"]} == {
+        "no CUPTI for it"
+    }
+    run("--matrix", str(alone), *files)
+    assert {t["swallow"] for t in json.loads(answer.read_text())["trials"]} == {None}
+
+
+def test_a_bundles_detector_is_found_where_it_was_unpacked(tmp_path: Path) -> None:
+    row = {"library": "detector/libdetector.so", "reason": ""}
+    assert node.detector(row, tmp_path) == Detector(f"{tmp_path}/detector/libdetector.so")
+    assert node.detector({"library": "", "reason": "no"}, tmp_path) == Detector(reason="no")
 
 
 def test_run_py_without_its_bundle_says_so(run: Run, unpacked: Path, tmp_path: Path) -> None:

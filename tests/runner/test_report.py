@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from runner import report, result
+from runner.detector.record import Swallow, Swallowed
 from runner.matrix import parse
 from runner.outcome import Outcome
 from runner.report import PlainProgress
@@ -176,3 +177,63 @@ def test_progress_never_counts_past_its_end() -> None:
     for event in (STARTED, *TRIALS):
         progress.show(event, fold)
     assert "[5/5]" in out.getvalue()
+
+
+# What captures swallow
+
+
+def watched(index: int, cell: str, outcome: Outcome, foreign: int) -> TrialFinished:
+    calls = (Swallowed("cuLaunchKernel", "loader", foreign),) if foreign else ()
+    signature = "" if outcome is Outcome.PASS else "cudaErrorX"
+    return replace(trial(index, cell, outcome, signature), swallow=Swallow(4, 6, foreign, calls))
+
+
+WATCHED = (
+    watched(0, "stock, background", Outcome.CAPTURE_ERROR, 31),
+    watched(1, "stock, background", Outcome.PASS, 2),
+    watched(2, "stock, background", Outcome.PASS, 0),
+    watched(3, "stock, alone", Outcome.PASS, 0),
+)
+
+
+def test_passes_with_foreign_work_are_counted_apart() -> None:
+    stock, alone, _ = report.rows(folded(*WATCHED))
+    assert stock[3] == "1 pass, 1 pass (swallow), 1 capture_error"
+    assert alone[3] == "1 pass"
+
+
+def test_foreign_work_is_a_column_where_it_was_watched() -> None:
+    assert report.headings(folded(*TRIALS)) == report.HEADINGS
+    assert report.headings(folded(*WATCHED)) == (*report.HEADINGS, report.FOREIGN_WORK)
+    cells = [row[-1] for row in report.rows(folded(*WATCHED))]
+    assert cells == ["2/3, 9.4 to 99.2 %", "0/1, 0 to 97.5 %", "-"]
+
+
+def test_the_table_says_who_was_swallowed() -> None:
+    table = report.table(folded(*WATCHED))
+    assert "foreign work in capture windows: 2 of 4 watched trials, 1 of them passed" in table
+    assert "  swallowed: 33 cuLaunchKernel of loader in 2 trials" in table
+    assert "foreign work" not in report.table(folded(*TRIALS))
+    assert "2/3, 9.4 to 99.2 % |" in report.markdown(folded(*WATCHED))
+
+
+def test_of_many_that_were_swallowed_the_rest_is_added_up() -> None:
+    calls = tuple(Swallowed(f"cuCall{n}", "loader", 20 - n) for n in range(12))
+    many = replace(WATCHED[0], swallow=Swallow(4, 6, 174, calls))
+    lines = [line for line in report.table(folded(many)).splitlines() if "  swallowed: " in line]
+    assert len(lines) == report.SWALLOWED_ROWS + 1
+    assert lines[-1] == "  swallowed: 42 more, of 4 APIs and threads"
+
+
+def test_progress_tells_how_much_was_swallowed() -> None:
+    out, fold = io.StringIO(), Fold()
+    progress = PlainProgress(out)
+    for event in (STARTED, *WATCHED[:3]):
+        fold.add(event)
+        progress.show(event, fold)
+    lines = out.getvalue().splitlines()[-3:]
+    assert [line.partition(": ")[2] for line in lines] == [
+        "capture_error (cudaErrorX, swallow: 31) 1.2 s",
+        "pass (swallow: 2) 1.2 s",
+        "pass 1.2 s",
+    ]

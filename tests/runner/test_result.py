@@ -2,16 +2,27 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runner import result
+from runner.detector.record import ForeignCall, Swallow, Swallowed
 from runner.matrix import Matrix, parse
 from runner.outcome import FAILURES, Outcome
 from runner.rates import Verdict
-from runner.result import Commit, Device, Fold, RunEnded, RunStarted, TrialFinished
+from runner.result import (
+    Commit,
+    Device,
+    Fold,
+    RunEnded,
+    RunStarted,
+    SwallowedWork,
+    SwallowRate,
+    TrialFinished,
+)
 
 MATRIX = parse(
     """
@@ -53,6 +64,17 @@ def trial(index: int, cell: str, outcome: Outcome, digest: str = "d") -> TrialFi
         "r", index, cell, outcome, "" if passed else f"sig {outcome}", "reason",
         recipe="fp8-current-scaling", digests=(digest, digest) if passed else (),
     )  # fmt: skip
+
+
+def watched(
+    index: int, outcome: Outcome, *calls: Swallowed, reason: str = "", cell: str = "ffi13"
+) -> TrialFinished:
+    """A trial that the detector watched, or could not."""
+    foreign = sum(call.count for call in calls)
+    first = tuple(ForeignCall(call.api, call.thread, 1, 0.5) for call in calls)
+    windows = 0 if reason else 4
+    swallow = Swallow(windows, 6 if windows else 0, foreign, calls, first, reason)
+    return replace(trial(index, cell, outcome), swallow=swallow)
 
 
 def folded(*trials: TrialFinished, matrix: Matrix = MATRIX) -> Fold:
@@ -156,7 +178,14 @@ def test_a_row_of_the_result_says_what_was_ordered_and_what_ran() -> None:
 
 @pytest.mark.parametrize(
     "event",
-    [STARTED, trial(0, "stock, background", Outcome.CRASH), ENDED],
+    [
+        STARTED,
+        replace(STARTED, matrix=replace(MATRIX, detect=True)),
+        trial(0, "stock, background", Outcome.CRASH),
+        watched(0, Outcome.CRASH, Swallowed("cuLaunchKernel", "loader", 3)),
+        watched(0, Outcome.PASS, reason="no CUPTI here"),
+        ENDED,
+    ],
     ids=lambda e: type(e).__name__,
 )
 def test_an_event_survives_its_line_of_json(event: result.Event) -> None:
@@ -182,3 +211,95 @@ def test_a_newer_schema_is_refused_by_number() -> None:
 def test_a_line_that_is_no_event_is_refused(line: str) -> None:
     with pytest.raises(result.ResultError, match="not an event"):
         result.load(line)
+
+
+# What captures swallow
+
+COPY, LAUNCH = Swallowed("cuMemcpyHtoDAsync_v2", "loader", 3), Swallowed("cuLaunchKernel", "x", 2)
+
+
+def of_ffi13(*trials: TrialFinished) -> SwallowRate | None:
+    return next(row.swallow for row in folded(*trials).cells() if row.cell.name == "ffi13")
+
+
+def test_trials_with_foreign_work_have_a_rate_of_their_own() -> None:
+    trials = (
+        watched(0, Outcome.CAPTURE_ERROR, COPY),
+        watched(1, Outcome.CRASH),
+        watched(2, Outcome.PASS, COPY, LAUNCH),
+        watched(3, Outcome.PASS),
+    )
+    rate = of_ffi13(*trials)
+    assert rate == SwallowRate(k=2, n=4, passes=1)
+    assert rate.rate == 0.5
+    low, high = rate.interval
+    assert 0.06 < low < 0.07
+    assert 0.93 < high < 0.94
+    failures = next(row for row in folded(*trials).cells() if row.cell.name == "ffi13")
+    assert (failures.k, failures.n, failures.counts[Outcome.PASS]) == (2, 4, 2)
+
+
+def test_only_what_counts_and_was_watched_enters_that_rate() -> None:
+    rate = of_ffi13(
+        trial(0, "ffi13", Outcome.PASS),
+        watched(1, Outcome.PASS, reason="no CUPTI here"),
+        watched(2, Outcome.INFRA_ERROR, COPY),
+        watched(3, Outcome.UNSUPPORTED, COPY),
+        watched(4, Outcome.PASS),
+    )
+    assert rate == SwallowRate(k=0, n=1, passes=0)
+
+
+def test_where_nothing_was_watched_there_is_no_such_rate() -> None:
+    assert of_ffi13() is None
+    assert of_ffi13(trial(0, "ffi13", Outcome.PASS)) is None
+    assert of_ffi13(watched(0, Outcome.PASS, reason="no CUPTI here")) is None
+
+
+def test_whose_work_was_swallowed_is_added_up_over_the_run() -> None:
+    fold = folded(
+        watched(0, Outcome.PASS, COPY, LAUNCH),
+        watched(1, Outcome.CRASH, COPY, cell="stock, background"),
+        watched(2, Outcome.INFRA_ERROR, LAUNCH),
+    )
+    assert fold.swallowed == [
+        SwallowedWork("cuMemcpyHtoDAsync_v2", "loader", count=6, trials=2),
+        SwallowedWork("cuLaunchKernel", "x", count=2, trials=1),
+    ]
+    data = json.loads(json.dumps(fold.as_json()))
+    assert data["swallowed"][0] == {
+        "api": "cuMemcpyHtoDAsync_v2", "thread": "loader", "count": 6, "trials": 2,
+    }  # fmt: skip
+    row = data["cells"][3]["swallow"]
+    assert (row["k"], row["n"], row["passes"], row["rate"]) == (1, 1, 1, 1.0)
+    assert data["cells"][1]["swallow"] is None
+    assert data["trials"][0]["swallow"]["foreign"] == 5
+
+
+def test_a_pass_with_foreign_work_is_a_pass() -> None:
+    fold = folded(watched(0, Outcome.PASS, COPY, cell="stock, background"), *_rest("ffi13")[1:])
+    assert fold.exit_code == 0
+
+
+def test_an_older_stream_has_no_such_fact_and_loads() -> None:
+    line = result.dump(trial(0, "ffi13", Outcome.PASS))
+    assert "swallow" not in json.loads(line)
+    assert result.load(line).swallow is None
+
+
+@pytest.mark.parametrize("swallow", [3, {}, {"windows": "4"}, []])
+def test_a_broken_fact_is_no_event(swallow: object) -> None:
+    data = {**json.loads(result.dump(trial(0, "ffi13", Outcome.PASS))), "swallow": swallow}
+    with pytest.raises(result.ResultError, match="not an event of a run"):
+        result.load(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "docs/results").glob("*.json"))
+)
+def test_results_from_before_the_detector_still_load(path: Path) -> None:
+    data = json.loads(path.read_text())
+    for row in data["trials"]:
+        loaded = result.from_data({"event": "trial", "schema": data["schema"], **row})
+        assert isinstance(loaded, TrialFinished)
+        assert not loaded.swallowed

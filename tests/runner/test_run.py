@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from runner.detector import record
+from runner.detector.record import NO_RECORD, Detector
 from runner.matrix import load
 from runner.outcome import Outcome
-from runner.result import Device, Event, Fold, RunStarted, TrialFinished
+from runner.result import Device, Event, Fold, RunStarted, SwallowRate, TrialFinished
 from runner.run import Base, BuildId, Plan, Run, builds_of, default_parallel, needs_base
 from runner.sandbox.process import ProcessSandbox
 from runner.subject import Request
@@ -107,6 +109,105 @@ def test_a_device_that_cannot_run_the_recipe_is_unsupported(run_demo: RunDemo) -
     fold = run_demo({**BACKGROUND, "recipe": "nvfp4"})
     assert counts(fold) == {Outcome.UNSUPPORTED: 3}
     assert fold.exit_code == 3
+
+
+# What captures swallow
+
+
+WATCHED = Detector()
+"""The emulation's own."""
+
+
+def swallowed(fold: Fold, cell: str) -> SwallowRate | None:
+    return next(row.swallow for row in fold.cells() if row.cell.name == cell)
+
+
+def test_a_capture_on_a_shared_stream_swallows_and_on_an_owned_one_it_does_not(
+    run_demo: RunDemo,
+) -> None:
+    unregistered = {"name": "unregistered", "variant": "unregistered", "trials": 3}
+    fold = run_demo(
+        BACKGROUND, ALONE, OWNED, unregistered,
+        detector=WATCHED, environment={"EMULATION_BACKGROUND": "copy"},
+    )  # fmt: skip
+    assert swallowed(fold, "stock, background") == SwallowRate(3, 3, 0)
+    for cell in ("stock, alone", "owned-stream", "unregistered"):
+        assert swallowed(fold, cell) == SwallowRate(0, 3, 0)
+    windows = {t.cell: t.swallow.windows for t in fold.trials.values()}
+    assert windows == {
+        "stock, background": 4, "stock, alone": 4, "owned-stream": 4, "unregistered": 0,
+    }  # fmt: skip
+    assert {(one.api, one.thread, one.trials) for one in fold.swallowed} == {
+        ("cudaMemcpyAsync", "background", 3), ("cudaLaunchKernel", "background", 3),
+    }  # fmt: skip
+    assert fold.ended.notes == ()
+
+
+@pytest.mark.parametrize(("work", "outcome"), [("record", Outcome.CRASH), ("wait", Outcome.HANG)])
+def test_trials_that_crash_or_hang_tell_what_was_swallowed(
+    run_demo: RunDemo, work: str, outcome: Outcome
+) -> None:
+    environment = {"EMULATION_BACKGROUND": work}
+    fold = run_demo(BACKGROUND, detector=WATCHED, environment=environment, deadlines=QUICK)
+    assert counts(fold) == {outcome: 3}
+    assert swallowed(fold, "stock, background") == SwallowRate(3, 3, 0)
+
+
+def test_what_is_repaired_passes_and_is_told_apart(run_demo: RunDemo) -> None:
+    environment = {"EMULATION_BACKGROUND": "refresh"}
+    fold = run_demo(BACKGROUND, OWNED, detector=WATCHED, environment=environment)
+    assert counts(fold) == {Outcome.PASS: 3}
+    assert swallowed(fold, "stock, background") == SwallowRate(3, 3, 3)
+    assert swallowed(fold, "owned-stream") == SwallowRate(0, 3, 0)
+    assert fold.exit_code == 0
+
+
+def test_what_nothing_repeats_is_lost_where_a_capture_swallows_it(run_demo: RunDemo) -> None:
+    environment = {"EMULATION_BACKGROUND": "refresh", "EMULATION_ONCE": "1"}
+    fold = run_demo(BACKGROUND, OWNED, environment=environment)
+    assert counts(fold) == {Outcome.DATA_LOSS: 3}
+    assert counts(fold, "owned-stream") == {Outcome.PASS: 3}
+
+
+def test_the_detector_changes_neither_outcomes_nor_bits(run_demo: RunDemo) -> None:
+    environment = {"EMULATION_BACKGROUND": "copy"}
+    watched, unwatched = (
+        run_demo(BACKGROUND, ALONE, OWNED, detector=detector, environment=environment)
+        for detector in (WATCHED, None)
+    )
+    assert [row.counts for row in watched.cells()] == [row.counts for row in unwatched.cells()]
+    assert watched.parity == unwatched.parity
+    assert [row.swallow for row in unwatched.cells()] == [None] * 3
+    assert {trial.swallow for trial in unwatched.trials.values()} == {None}
+
+
+def test_a_detector_that_there_is_not_stops_nothing_and_is_said(run_demo: RunDemo) -> None:
+    fold = run_demo(ALONE, detector=Detector(reason="no CUPTI for this toolchain"))
+    assert counts(fold, "stock, alone") == {Outcome.PASS: 3}
+    assert swallowed(fold, "stock, alone") is None
+    assert fold.ended.notes == (
+        "3 of 3 trials not watched by the detector: no CUPTI for this toolchain",
+    )
+
+
+def test_a_trial_that_leaves_no_record_is_said(run_demo: RunDemo, tmp_path: Path) -> None:
+    # A folder stands where it should be, so that whatever watches cannot write it.
+    (tmp_path / "run" / "trial-00001.swallow").mkdir(parents=True)
+    fold = run_demo(ALONE, detector=WATCHED)
+    assert counts(fold, "stock, alone") == {Outcome.PASS: 3}
+    assert swallowed(fold, "stock, alone") == SwallowRate(0, 2, 0)
+    assert fold.ended.notes == (f"1 of 3 trials not watched by the detector: {NO_RECORD}",)
+
+
+def test_a_record_is_nothing_but_a_file_of_the_trials_own(
+    run_demo: RunDemo, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"RWSWALW1" + b"\1" + bytes(record.SIZE))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "trial-00001.swallow").symlink_to(secret)
+    fold = run_demo(ALONE, detector=WATCHED)
+    assert fold.trials[1].swallow.reason == NO_RECORD
 
 
 # Interpreters

@@ -339,24 +339,24 @@ def test_of_a_long_log_both_ends_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(supervise, "LOG_BYTES", 10)
     log = tmp_path / "log"
     log.write_text("the first " + "x" * 1000 + " the last!")
-    assert supervise._read_log(str(log)) == "the first \n[...]\n the last!"
+    assert supervise.read_log(str(log)) == "the first \n[...]\n the last!"
 
 
 def test_no_link_that_a_trial_left_is_followed(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("of the runner")
     (tmp_path / "log").symlink_to(secret)
-    assert supervise._read_log(str(tmp_path / "log")) == ""
+    assert supervise.read_log(str(tmp_path / "log")) == ""
 
 
 def test_a_pipe_that_a_trial_left_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "log")
-    assert supervise._read_log(str(tmp_path / "log")) == ""
+    assert supervise.read_log(str(tmp_path / "log")) == ""
 
 
 def test_a_folder_that_a_trial_left_is_no_log(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
-    assert supervise._read_log(str(tmp_path / "log")) == ""
+    assert supervise.read_log(str(tmp_path / "log")) == ""
 
 
 def test_no_more_of_a_trace_is_read_than_a_trial_can_need(
