@@ -1,0 +1,228 @@
+"""`docker-compose up` of the profile `demo`, and what somebody does with it afterwards.
+
+The tests stand in the order in which they happen: one project lives through all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import docker
+import httpx
+import pytest
+from docker.models.containers import Container
+
+from runner import demo_repo
+from tests.conftest import Eventually
+from tests.containers.conftest import Project
+
+DONE_S = 240
+UID = 61120
+
+
+@pytest.fixture(scope="module")
+def demo(project: Project, engine: docker.DockerClient) -> Project:
+    """The project, once the demo's tagged commits are done."""
+    project("up", "--detach")
+    deadline = time.monotonic() + DONE_S
+    ordering = container(engine, project, "demo")
+    while ordering.status != "exited":
+        assert time.monotonic() < deadline, f"the demo is not done in time\n{project.logs()}"
+        time.sleep(0.5)
+        ordering.reload()
+    assert ordering.attrs["State"]["ExitCode"] == 0, project.logs()
+    # What it orders besides, the whole history, would go on for a minute.
+    project("kill", "demo-worker")
+    return project
+
+
+def container(engine: docker.DockerClient, project: Project, service: str) -> Container:
+    """The container of a service, running or not."""
+    labels = [f"com.docker.compose.project={project.name}", f"com.docker.compose.service={service}"]
+    (found,) = engine.containers.list(all=True, filters={"label": labels})
+    return found
+
+
+def get(project: Project, path: str) -> httpx.Response:
+    """A page or a part of the API."""
+    answer = httpx.get(f"{project.url}{path}", timeout=30)
+    assert answer.status_code == 200, answer.text[:500]
+    return answer
+
+
+def completed(project: Project) -> dict[str, dict[str, Any]]:
+    """The cells of the complete runs of the issue's matrix, by commit and name."""
+    runs = get(project, "/api/v1/runs?subject=demo&state=complete&limit=100").json()["items"]
+    return {
+        run["commit"]["sha"]: {
+            cell["name"]: (cell["n"], cell["k"], cell["outcome"])
+            for cell in get(project, f"/api/v1/runs/{run['id']}").json()["cells"]
+        }
+        for run in runs
+        if run["matrix"] == "issue-3863"
+    }
+
+
+def test_up_ends_with_the_demo_commits_trials_on_the_page(demo: Project) -> None:
+    page = get(demo, "/?subject=demo").text
+    assert "emulated" in page.lower()
+    shown = completed(demo)
+    assert len(shown) == len(demo_repo.TAGS)
+    cells = [cells["stock, background"] for cells in shown.values()]
+    assert sorted(outcome or "" for _, _, outcome in cells) == ["", "", "", "build_error"]
+    failed = sorted(k for n, k, outcome in cells if outcome is None and n >= 10)
+    assert failed[:2] == [0, 0]
+    assert failed[2] > 0
+    for sha in shown:
+        assert sha[:12] in page
+
+
+def test_everything_that_stays_is_healthy_and_what_ends_has_ended_well(
+    demo: Project, engine: docker.DockerClient, eventually: Eventually
+) -> None:
+    for service in ("postgres", "service"):
+        health = container(engine, demo, service).attrs["State"]["Health"]
+        assert health["Status"] == "healthy", health
+    for service in ("secrets", "migrate", "demo"):
+        state = container(engine, demo, service).attrs["State"]
+        assert (state["Status"], state["ExitCode"]) == ("exited", 0)
+
+
+def test_the_service_runs_locked(demo: Project, engine: docker.DockerClient) -> None:
+    attributes = container(engine, demo, "service").attrs
+    host = attributes["HostConfig"]
+    assert host["ReadonlyRootfs"] is True
+    assert host["CapDrop"] == ["ALL"]
+    assert not host["CapAdd"]
+    assert host["SecurityOpt"] == ["no-new-privileges:true"]
+    assert attributes["Config"]["User"] == "racewatch"
+    (address,) = host["PortBindings"]["8000/tcp"]
+    assert address["HostIp"] == "127.0.0.1"
+
+
+def test_no_secret_is_in_an_environment_a_label_or_a_log(
+    demo: Project, engine: docker.DockerClient
+) -> None:
+    secrets = {
+        path.read_text().strip() for path in (demo.folder / "secrets").rglob("*") if path.is_file()
+    }
+    secrets |= {found[1] for url in secrets if (found := re.search(r"://[^:]+:([^@]+)@", url))}
+    assert len(secrets) >= 7
+    told = demo.run("logs", "--no-color").stdout.decode(errors="replace")
+    label = f"com.docker.compose.project={demo.name}"
+    for one in engine.containers.list(all=True, filters={"label": label}):
+        told += json.dumps(one.attrs)
+    assert [secret for secret in secrets if secret in told] == []
+
+
+def test_each_secret_is_for_its_reader_alone(demo: Project) -> None:
+    owners = {"admin": UID, "service": UID, "worker": UID, "database": os.getuid(), "grafana": 472}
+    folder = demo.folder / "secrets"
+    assert {path.name: path.stat().st_uid for path in folder.iterdir()} == owners
+    for path in folder.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_the_worker_has_a_login_that_sees_no_token(demo: Project) -> None:
+    url = (demo.folder / "secrets" / "worker" / "racewatch_database_url").read_text().strip()
+    code = "import psycopg, sys; c = psycopg.connect(sys.argv[1]); "
+    code += "print(c.execute('SELECT current_user, count(*) > 0 FROM trials').fetchone()); "
+    code += "c.execute('SELECT * FROM tokens')"
+    asked = demo.run("exec", "-T", "service", "python", "-c", code, url)
+    assert b"('racewatch_worker_compose', True)" in asked.stdout
+    assert b"permission denied for table tokens" in asked.stderr
+
+
+def test_a_workers_login_is_made_and_revoked_as_the_documentation_says(demo: Project) -> None:
+    def credential(*arguments: str) -> str:
+        done = demo("run", "--rm", "--no-deps", "migrate", "racewatch", "credential", *arguments)
+        return done.decode()
+
+    made = credential("create", "gpu-2", "--host", "db.example:5432").strip().splitlines()[-1]
+    assert re.fullmatch(
+        r"postgresql://racewatch_worker_gpu-2:[^@]+@db\.example:5432/racewatch", made
+    )
+    inside = made.replace("db.example", "postgres")
+    asks = ["exec", "-T", "service", "racewatch", "db", "current"]
+    with_login = [*asks[:2], "-e", f"DATABASE_URL={inside}", *asks[2:]]
+    assert b"at 0001" in demo(*with_login)
+    assert "gpu-2: worker" in credential("list")
+    credential("revoke", "gpu-2")
+    assert demo.run(*with_login).returncode != 0
+
+
+def test_a_second_up_changes_nothing(demo: Project, engine: docker.DockerClient) -> None:
+    secrets = {path: path.read_bytes() for path in files(demo.folder / "secrets")}
+    runs = get(demo, "/api/v1/runs?subject=demo&limit=100").json()["items"]
+    demo("up", "--detach", "migrate", "service")
+    migrate = container(engine, demo, "migrate")
+    assert migrate.wait(timeout=60)["StatusCode"] == 0
+    assert {path: path.read_bytes() for path in files(demo.folder / "secrets")} == secrets
+    assert get(demo, "/api/v1/runs?subject=demo&limit=100").json()["items"] == runs
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_health_check_tells_a_dead_worker(demo: Project, engine: docker.DockerClient) -> None:
+    """The demo's worker was killed: another container of it, in which none runs, is not healthy."""
+    command = ["run", "--rm", "--no-deps", "--entrypoint", "python", "demo-worker"]
+    asked = demo.run(*command, "-m", "service.alive", "worker")
+    assert asked.returncode == 1
+    assert b"no worker of this host has registered" in asked.stdout
+
+
+def test_database_and_store_come_back_from_their_backup(
+    demo: Project, engine: docker.DockerClient, eventually: Eventually
+) -> None:
+    """The commands of docs/deploy.md, on a project that loses everything but its backup."""
+    before, listed = completed(demo), store(demo)
+    assert listed
+
+    dump = demo("exec", "-T", "postgres", "pg_dump", "-U", "racewatch", "-Fc", "racewatch")
+    tar = ["run", "--rm", "--no-deps", "-T", "--entrypoint", "tar", "demo-worker"]
+    archive = demo(*tar, "-C", "/var/lib/racewatch", "-cz", "store")
+    demo("down", "--volumes", "--timeout=10")
+    shutil.rmtree(demo.folder / "secrets")
+
+    demo("up", "--detach", "postgres")
+    healthy = container(engine, demo, "postgres")
+
+    def is_healthy() -> bool:
+        healthy.reload()
+        return bool(healthy.attrs["State"]["Health"]["Status"] == "healthy")
+
+    eventually(is_healthy, "the new database is healthy")
+    restore = ["exec", "-T", "postgres", "pg_restore", "-U", "racewatch", "-d", "racewatch"]
+    demo(*restore, "--no-owner", "--no-privileges", "--exit-on-error", stdin=dump)
+    demo(*tar, "-C", "/var/lib/racewatch", "-xz", stdin=archive)
+    demo("up", "--detach", "service")
+
+    def answers() -> bool:
+        try:
+            return httpx.get(f"{demo.url}/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    eventually(answers, "the service is ready")
+    assert completed(demo) == before
+    assert store(demo) == listed
+
+
+def store(demo: Project) -> list[str]:
+    """What the store holds, with a digest of each file."""
+    code = (
+        "import hashlib, pathlib; print(*sorted(f'{p} {hashlib.sha256(p.read_bytes()).hexdigest()}'"
+    )
+    code += (
+        " for p in pathlib.Path('/var/lib/racewatch/store').rglob('*') if p.is_file()), sep='\\n')"
+    )
+    command = ["run", "--rm", "--no-deps", "-T", "--entrypoint", "python", "demo-worker", "-c"]
+    return demo(*command, code).decode().splitlines()
