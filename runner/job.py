@@ -22,12 +22,12 @@ from typing import Any
 from runner import device as host
 from runner import matrix as matrices
 from runner import result
-from runner.errors import InfrastructureError, InputError, RacewatchError, RefError
+from runner.bisect.range import Range, between, into_merge
+from runner.errors import InfrastructureError, RacewatchError, RefError, VariantError
 from runner.node import Stopped, compilation_cache, guarded, in_own_folder
 from runner.result import Commit
 from runner.run import HARNESS, Base, BuildId, Plan, PreparedBuild, Run, builds_of, default_parallel
-from runner.sandbox.base import Sandbox
-from runner.sandbox.process import ProcessSandbox
+from runner.sandbox.choice import Choice
 from runner.settings import Settings
 from runner.subject import Options, Request, Subject
 from runner.subjects import open_subject
@@ -65,13 +65,29 @@ def _end_with_input() -> None:
 
 
 def _open(request: dict[str, Any]) -> Subject:
+    settings = Settings.load()
     options = Options(
-        Settings.load().folders,
+        settings.folders,
         repository=request.get("repository", ""),
         toolchain=request.get("toolchain", ""),
         architecture=request.get("architecture", ""),
     )
+    if request["do"] in _BUILDING:
+        builds = _choice(request).builds(settings.home, options.jobs)
+        options = replace(options, sandbox=builds)
     return open_subject(request["subject"], options)
+
+
+def _choice(request: dict[str, Any]) -> Choice:
+    return Choice(
+        request["subject"],
+        request.get("sandbox", "process"),
+        request.get("image", ""),
+        request.get("build_image", ""),
+        trusted=request.get("trusted", False),
+        run=request.get("of_run", ""),
+        attempt=request.get("attempt", ""),
+    )
 
 
 def _resolve(request: dict[str, Any], answer: Answer) -> None:
@@ -115,7 +131,7 @@ def _describe(request: dict[str, Any], answer: Answer) -> None:
         return
     try:
         found = subject.devices(request.get("devices", []))
-        jax = _jax(subject) if found.device.kind == "cuda" else ""
+        jax = _jax(subject, request) if found.device.kind == "cuda" else ""
     except InfrastructureError as error:
         if request.get("devices") or not request.get("build", True):
             raise
@@ -134,9 +150,15 @@ def _describe(request: dict[str, Any], answer: Answer) -> None:
     )
 
 
-def _jax(subject: Subject) -> str:
+def _jax(subject: Subject, request: dict[str, Any]) -> str:
     """The version of JAX that trials import."""
     code = "import importlib.metadata as m; print(m.version('jax'))"
+    choice = _choice(request)
+    if choice.name == "docker":
+        said = choice.ask_trials(["python3", "-c", code], Settings.load().home)
+        if said is None:
+            raise InfrastructureError(f"the image of trials, {choice.image}, has no JAX")
+        return said.strip()
     command = [subject.trial_python(), "-c", code]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -174,6 +196,33 @@ def _history(request: dict[str, Any], answer: Answer) -> None:
     )
 
 
+def _range(request: dict[str, Any], answer: Answer) -> None:
+    """The range between two refs, as a bisection searches it."""
+    lineage = _open(request).lineage()
+    good, bad = (lineage.resolve(request[end]) for end in ("good", "bad"))
+    found = between(lineage, good, bad, BuildId.parse(request["build"]))
+    answer({"range": found.to_data()})
+
+
+def _enter(request: dict[str, Any], answer: Answer) -> None:
+    """The range inside the merge that leads into a class of a range, if it has one."""
+    outer = Range.from_data(request["range"])
+    inner = into_merge(_open(request).lineage(), outer, request["place"])
+    answer({"range": inner.to_data() if inner else None})
+
+
+def _revert(request: dict[str, Any], answer: Answer) -> None:
+    """The head without a commit, or why there is none."""
+    lineage = _open(request).lineage()
+    try:
+        commit = lineage.revert(Commit(**request["culprit"]), Commit(**request["head"]))
+    except VariantError as error:
+        answer({"reason": str(error)})
+        return
+    (key,) = lineage.keys([commit], BuildId.parse(request["build"]))
+    answer({"commit": asdict(commit), "key": key})
+
+
 def _build(request: dict[str, Any], answer: Answer) -> None:
     """One build of a commit."""
     subject = _open(request)
@@ -188,7 +237,7 @@ def _trials(request: dict[str, Any], answer: Answer) -> None:
     found = subject.devices(request.get("devices", []))
     builds = {build_id: subject.build(commit, build_id) for build_id in builds_of(wanted)}
     _check_keys(builds, request.get("keys", {}))
-    sandbox = request.get("sandbox", "process")
+    choice = _choice(request).pinned()
     plan = in_own_folder(
         Plan(
             subject=subject.name,
@@ -202,14 +251,16 @@ def _trials(request: dict[str, Any], answer: Answer) -> None:
             folder=Path(request["folder"]),
             expected_handlers=subject.expected_handlers,
             command=request.get("command", ""),
-            environment=subject.trial_environment(found.device),
+            environment=subject.trial_environment(found.device) | choice.recorded(),
             fallback_path=subject.trial_packages(),
             deadlines=replace(Deadlines(), **request.get("deadlines", {})),
             base=_base(subject, request.get("base")),
             run=request["run"],
         )
     )
-    a_run = Run(plan, _sandbox(sandbox, subject, plan, request.get("image", "")))
+    python = subject.trial_python() if choice.name == "process" else ""
+    environment = dict(plan.environment) | compilation_cache(plan, cold=False)
+    a_run = Run(plan, choice.trials(plan, python, environment, Settings.load().home))
     for event in _events(a_run):
         answer(json.loads(result.dump(event)))
 
@@ -242,29 +293,15 @@ def _base(subject: Subject, commit: dict[str, Any] | None) -> Base | None:
     return Base(of, subject.build(of, BuildId(BuildKind.STOCK)))
 
 
-def _sandbox(name: str, subject: Subject, plan: Plan, image: str) -> Sandbox:
-    environment = dict(plan.environment) | compilation_cache(plan, cold=False)
-    if name == "process":
-        return ProcessSandbox(plan.folder, subject.trial_python(), environment)
-    if name != "docker":
-        raise InputError(f"sandbox: unknown {name!r}; known: process, docker")
-    # Imported here, for it takes longer than all the rest of most jobs' imports.
-    from runner.sandbox.docker import DEFAULT_IMAGE, DockerSandbox
-
-    return DockerSandbox.open(
-        plan.folder,
-        run=plan.run,
-        device=plan.device,
-        parallel=plan.parallel,
-        image=image or DEFAULT_IMAGE,
-        environment=environment,
-    )
-
-
+_BUILDING = frozenset({"build", "trials"})
+"""Jobs that compile; the others only look."""
 _DO: dict[str, Callable[[dict[str, Any], Answer], None]] = {
     "describe": _describe,
     "resolve": _resolve,
     "history": _history,
+    "range": _range,
+    "enter": _enter,
+    "revert": _revert,
     "build": _build,
     "trials": _trials,
 }

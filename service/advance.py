@@ -17,7 +17,7 @@ from runner.outcome import Outcome
 from runner.run import BuildId, builds_of
 from runner.statistics.sequential import Action, Stopping
 from runner.variants.names import Variant
-from service import branch, builds, claims, rows
+from service import bisection, branch, builds, claims, rows
 from service.database import clock
 from service.events import publish
 from service.finished import on_run_changed
@@ -302,6 +302,9 @@ def _end(session: Session, run: Run, state: RunState, reason: str) -> None:
     session.flush()
     publish(session, "run", run=run.id, state=run.state)
     on_run_changed(session, run)
+    if run.bisection_id is not None:
+        # Later, and not under this run's lock: a bisection locks its runs when it ends.
+        bisection.wake_advance(session, run.bisection_id)
 
 
 def parity(session: Session, run: Run) -> result.Parity:

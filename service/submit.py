@@ -32,6 +32,7 @@ class RunRequest:
     trusted: False for a fork's code. awaiting_approval: it is stored, and nothing happens yet.
     sequential: cells stop as soon as they are decided. facts: kept with the run, such as the
     `repository` that its commit comes from. id: the run's, a random one by default.
+    bisection: whose probe it is.
     """
 
     subject: str
@@ -48,6 +49,7 @@ class RunRequest:
     awaiting_approval: bool = False
     sequential: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
+    bisection: UUID | None = None
     id: UUID | None = None
 
 
@@ -139,7 +141,8 @@ def _values(request: RunRequest, queue: str, commit_id: int | None, plan: _Plan)
         "requested_by": request.requested_by,
         "trusted": request.trusted,
         "sequential": request.sequential,
-        "adaptive": request.sequential,
+        "adaptive": request.sequential or request.bisection is not None,
+        "bisection_id": request.bisection,
         "notes": [],
         "facts": {**request.facts, **({"version": request.version} if request.version else {})},
     }

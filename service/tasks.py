@@ -43,3 +43,9 @@ async def build(context: JobContext, commit_build: int) -> None:
 async def trials(context: JobContext, run: str) -> None:
     """Run a batch of a run's trials."""
     await _in_thread(_worker(context).trials, UUID(run))
+
+
+@app.task(name="bisect", pass_context=True, retry=AGAIN)
+async def bisect(context: JobContext, bisection: str, what: str, place: int) -> None:
+    """Find out in git what a bisection asks for: its range, a merge's inside, a revert."""
+    await _in_thread(_worker(context).bisect, UUID(bisection), what, place)

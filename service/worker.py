@@ -23,16 +23,16 @@ from runner import matrix as matrices
 from runner import result
 from runner.errors import InfrastructureError, InputError, RacewatchError
 from runner.outcome import Outcome
-from runner.run import PreparedBuild
+from runner.run import BuildId, PreparedBuild
 from runner.settings import Settings
 from runner.trial.supervise import read_log
-from service import advance, builds, claims, jobprocess, rows
+from service import advance, bisection, builds, claims, jobprocess, rows
 from service.database import Database, clock
 from service.events import publish
 from service.jobprocess import JobStopped
 from service.queue import build_queue, environment_queue, trial_queue
 from service.settings import ServiceSettings
-from service.tables import BuildState, ClaimState, CommitBuild, Run, Worker, WorkerState
+from service.tables import Bisection, BuildState, ClaimState, CommitBuild, Run, Worker, WorkerState
 
 _LOG = logging.getLogger("racewatch.worker")
 OUTAGE_S = 900.0
@@ -48,8 +48,9 @@ class WorkerOptions:
     """What a worker does.
 
     subjects: whose commits it builds and tries. devices: of this host, empty for all. sandbox:
-    `process` or `docker`; a fork's code runs in `docker` only. parallel: trials at a time on one
-    device, None for as many as suit it.
+    `process` or `docker`; a fork's code runs in `docker` only. image, build_image: of its
+    containers, empty for the subject's own. parallel: trials at a time on one device, None for as
+    many as suit it.
     """
 
     name: str = ""
@@ -57,6 +58,7 @@ class WorkerOptions:
     devices: tuple[str, ...] = ()
     sandbox: str = "process"
     image: str = ""
+    build_image: str = ""
     parallel: int | None = None
     build: bool = True
     trials: bool = True
@@ -239,6 +241,9 @@ class WorkerProcess:
             "subject": subject,
             "repository": tracked.source,
             "toolchain": tracked.toolchain,
+            "sandbox": self.options.sandbox,
+            "image": self.options.image,
+            "build_image": self.options.build_image,
         }
 
     # What it does
@@ -284,6 +289,41 @@ class WorkerProcess:
 
         self._patiently(store)
 
+    def bisect(self, identity: UUID, what: str, place: int) -> None:
+        """Find out in git what a bisection asks for."""
+        row = self._patiently(lambda session: session.get(Bisection, identity))
+        if row is None or row.state not in bisection.OPEN:
+            return
+        request = self._request(what, row.subject) | {
+            "good": row.good,
+            "bad": row.bad,
+            "build": str(BuildId.of(bisection.cell_of(row))),
+            "place": place,
+        }
+        asked = self._patiently(lambda session: bisection.asked(session, identity, what))
+        if asked is None:
+            return
+        try:
+            self._now("build", f"reading the history of {row.good}..{row.bad}")
+            (answer,) = jobprocess.answers(
+                request | asked, lambda: not self.stopping.is_set(), self.settings.heartbeat_s
+            )
+        except JobStopped:
+            self._patiently(lambda session: bisection.advance(session, identity))
+            return
+        except InputError as error:
+            reason = str(error)
+            self._patiently(lambda session: bisection.fail(session, identity, reason))
+            return
+        finally:
+            self._now("build", "")
+        take_in = {
+            "range": bisection.ranged,
+            "enter": bisection.entered,
+            "revert": bisection.reverted,
+        }[what]
+        self._patiently(lambda session: take_in(session, identity, answer))
+
     def build(self, commit_build: int) -> None:
         """Make a build that waits, and move on the runs that need it."""
         job = self._patiently(
@@ -306,6 +346,8 @@ class WorkerProcess:
                 "commit": job.commit,
                 "build": job.name,
                 "architecture": _architecture(job.architecture),
+                "trusted": job.trusted,
+                "attempt": str(job.token),
             }
             goes_on = self._still(lambda session: builds.alive(session, job))
             (answer,) = jobprocess.answers(request, goes_on, self.settings.heartbeat_s)
@@ -376,10 +418,9 @@ class WorkerProcess:
             "keys": batch.keys,
             "devices": list(self.options.devices),
             "parallel": self.options.parallel,
-            "sandbox": self.options.sandbox,
-            "image": self.options.image,
             "folder": os.fspath(folder),
             "run": str(batch.claim),
+            "of_run": str(batch.run),
         }
         recorder = claims.Recorder(batch, self.id)
         ended = result.RunEnded(str(batch.claim), "failed", "its process gave no end")

@@ -1,5 +1,6 @@
 """Everything that is kept in PostgreSQL, a file per noun."""
 
+from service.tables.bisection import Bisection, BisectionEvent, BisectionState
 from service.tables.build import Build, BuildState, CommitBuild
 from service.tables.commit import BranchCommit, Commit, Head, Pull
 from service.tables.delivery import Approval, Delivery
@@ -27,6 +28,9 @@ __all__ = [
     "PRIORITIES",
     "ApiToken",
     "Approval",
+    "Bisection",
+    "BisectionEvent",
+    "BisectionState",
     "BranchCommit",
     "Build",
     "BuildState",

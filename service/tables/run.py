@@ -59,7 +59,8 @@ class Run(SQLModel, table=True):
     commit_id: None until its ref is resolved. queue: what its trials need, such as `sm90` or
     `emulated`. matrix: as `runner.matrix.as_data` gives it, empty for an import that knows only
     names. environment_id: bound by the first worker that takes it. base_run_id: the run of the
-    merge base that a pull request's run is compared with. setbacks: attempts in a row that the
+    merge base that a pull request's run is compared with. bisection_id: whose probe it is; then its
+    own trials settle it, whatever others there are. setbacks: attempts in a row that the
     infrastructure cost, with no trial stored. adaptive: see `Measurement`. sequential: cells stop
     as soon as they are decided. told: the state that the outside was last told of, see
     `service.finished`.
@@ -99,6 +100,7 @@ class Run(SQLModel, table=True):
     told: str = ""
     environment_id: int | None = Field(default=None, foreign_key="environments.id")
     base_commit_id: int | None = Field(default=None, foreign_key="commits.id")
+    bisection_id: UUID | None = Field(default=None, foreign_key="bisections.id", index=True)
     base_run_id: UUID | None = Field(default=None, foreign_key="runs.id")
     parity: dict[str, Any] | None = Field(default=None, sa_column=Column(JSONB(none_as_null=True)))
     notes: list[str] = json_list()
