@@ -1,0 +1,103 @@
+"""A bisection through the queue, by real processes, found, verified and resumed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from runner import matrix as matrices
+from runner.demo_subject import DemoSubject
+from runner.subject import Folders, Options, Request
+from service import bisection
+from service.tables import Bisection, BisectionState
+from tests.conftest import Eventually
+from tests.service.processes.conftest import Processes
+
+
+def order(processes: Processes, good: str, bad: str, cell: str = "stock, background") -> UUID:
+    """Order a bisection of the demo."""
+    request = bisection.BisectionRequest(
+        subject="demo",
+        good=good,
+        bad=bad,
+        matrix=matrices.load("issue-3863"),
+        cell=cell,
+        queue="emulated",
+    )
+    with processes.database.session() as session:
+        return bisection.order(session, request).id
+
+
+def row(processes: Processes, identity: UUID) -> Bisection:
+    """Its row."""
+    with processes.database.session() as session:
+        return session.get_one(Bisection, identity)
+
+
+def ends(processes: Processes, identity: UUID, eventually: Eventually) -> Bisection:
+    """Wait for its end."""
+    for _ in range(3):
+        try:
+            eventually(lambda: row(processes, identity).state not in bisection.OPEN, "it ends")
+            break
+        except AssertionError:
+            continue
+    found = row(processes, identity)
+    assert found.state not in bisection.OPEN, processes.logs()
+    return found
+
+
+Hash = Callable[[str], str]
+
+
+@pytest.fixture
+def tagged(home: Path, compiler: str) -> Hash:
+    """The hash that a ref of the demo names."""
+    subject = DemoSubject(Options(Folders(home, str(home / "store"))))
+    return lambda ref: subject.resolve(Request(ref)).sha
+
+
+def test_the_culprit_is_found_whoever_is_killed(
+    processes: Processes,
+    eventually: Eventually,
+    tagged: Hash,
+) -> None:
+    processes.service()
+    first = processes.worker("first")
+    identity = order(processes, "before", tagged("fix") + "~1")
+
+    def some_are_known() -> bool:
+        with processes.database.session() as session:
+            return len(bisection.events(session, session.get_one(Bisection, identity))) >= 2
+
+    eventually(some_are_known, "both ends are observed")
+    os.kill(first.pid, signal.SIGKILL)
+    processes.worker("second")
+    found = ends(processes, identity, eventually)
+
+    assert found.state == BisectionState.DONE, processes.logs()
+    assert found.verdict is not None
+    assert found.verdict["kind"] == "culprit"
+    assert [commit["sha"] for commit in found.verdict["commits"]] == [tagged("race")]
+    assert found.verdict["probability"] > 0.99
+    with processes.database.session() as session:
+        state = bisection.state_of(found, bisection.events(session, found))
+    assert state is not None
+    assert state.spent.builds <= 7
+
+
+def test_ends_that_name_nothing_end_it_with_a_sentence(
+    processes: Processes, eventually: Eventually
+) -> None:
+    processes.worker("only")
+    identity = order(processes, "before", "nowhere")
+
+    found = ends(processes, identity, eventually)
+
+    assert found.state == BisectionState.FAILED
+    assert "nowhere" in found.reason
