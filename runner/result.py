@@ -318,6 +318,7 @@ class Fold:
             "matrix": started.matrix.name,
             "title": started.matrix.title,
             "clean_below": started.matrix.clean_below,
+            "detect": started.matrix.detect,
             "parallel": started.parallel,
             "sandbox": started.sandbox,
             "toolchain": started.toolchain,

@@ -273,6 +273,7 @@ def test_whose_work_was_swallowed_is_added_up_over_the_run() -> None:
     row = data["cells"][3]["swallow"]
     assert (row["k"], row["n"], row["passes"], row["rate"]) == (1, 1, 1, 1.0)
     assert data["cells"][1]["swallow"] is None
+    assert data["detect"] is False
     assert data["trials"][0]["swallow"]["foreign"] == 5
 
 
