@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from sqlalchemy import func
 from sqlmodel import Session, col, select
@@ -55,7 +55,7 @@ OPEN = (BisectionState.QUEUED, BisectionState.RUNNING)
 
 @dataclass(frozen=True)
 class BisectionRequest:
-    """What is asked for; see `service.tables.Bisection`."""
+    """What is asked for; see `service.tables.Bisection`. id: a random one by default."""
 
     subject: str
     good: str
@@ -67,6 +67,7 @@ class BisectionRequest:
     confidence: float = 0.99
     budget_s: float | None = None
     requested_by: str = ""
+    id: UUID | None = None
 
 
 def order(session: Session, request: BisectionRequest) -> Bisection:
@@ -82,6 +83,7 @@ def order(session: Session, request: BisectionRequest) -> Bisection:
         if not ref:
             raise InputError(f"{name}: must be a commit, branch or tag, got nothing")
     row = Bisection(
+        id=request.id or uuid4(),
         subject=request.subject,
         good=request.good,
         bad=request.bad,
@@ -127,7 +129,7 @@ def _end(session: Session, row: Bisection, state: BisectionState, reason: str = 
     row.state, row.reason, row.finished_at = state, reason, now()
     session.add(row)
     session.flush()
-    for run in _probes(session, row, open_only=True):
+    for run in probes(session, row, open_only=True):
         submit.cancel(session, run.id, "its bisection has ended")
     publish(session, "bisection", bisection=row.id, state=row.state)
 
@@ -279,7 +281,7 @@ def decision(session: Session, row: Bisection) -> Decision:
     state = state_of(row, events(session, row))
     if state is None:
         return Decision("working out the range")
-    running = [_probe(run) for run in _probes(session, row, open_only=True)]
+    running = [probe_of(run) for run in probes(session, row, open_only=True)]
     elapsed = (now() - (row.started_at or row.created_at)).total_seconds()
     return state.next(
         builders=max(1, _builders(session, row)),
@@ -312,14 +314,16 @@ def _built(session: Session, row: Bisection, searched: Range) -> set[str]:
     return {keys[sha] for sha in found}
 
 
-def _probes(session: Session, row: Bisection, open_only: bool = False) -> list[Run]:
+def probes(session: Session, row: Bisection, open_only: bool = False) -> list[Run]:
+    """The runs that are its probes, the oldest first."""
     statement = select(Run).where(Run.bisection_id == row.id).order_by(col(Run.created_at))
     if open_only:
         statement = statement.where(col(Run.state).in_(OPEN_STATES))
     return list(session.exec(statement))
 
 
-def _probe(run: Run) -> Probe:
+def probe_of(run: Run) -> Probe:
+    """What a run of a bisection was ordered for."""
     data = run.facts["probe"]
     return Probe(**{**data, "commit": Commit(**data["commit"])})
 
@@ -368,7 +372,7 @@ def _observe(session: Session, row: Bisection) -> None:
     )
     number = len(events(session, row))
     ended = [
-        run for run in _probes(session, row) if run.state not in OPEN_STATES and run.id not in known
+        run for run in probes(session, row) if run.state not in OPEN_STATES and run.id not in known
     ]
     for run in sorted(ended, key=lambda run: (run.finished_at or run.created_at, str(run.id))):
         session.add(_event_row(row, number, _observation(session, run), run.id))
@@ -377,7 +381,7 @@ def _observe(session: Session, row: Bisection) -> None:
 
 
 def _observation(session: Session, run: Run) -> Observation:
-    probe = _probe(run)
+    probe = probe_of(run)
     cell = session.exec(select(RunCell).where(RunCell.run_id == run.id)).one()
     counts: dict[str, int] = dict(
         session.exec(

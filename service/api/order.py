@@ -50,8 +50,10 @@ from service.tokens import Scope
 router = APIRouter(prefix=API, tags=["runs"])
 _RUNS_OF_KEYS = UUID("6d3f6f0a-6a0e-5f57-9d0b-2f8d1a7a3c11")
 """Namespace of the ids of runs that were started under a key."""
-_PULL = re.compile(r"(?:refs/)?pull/([1-9][0-9]{0,8})(?:/head)?")
-_SHA = re.compile(r"[0-9a-f]{7,40}")
+PULL = re.compile(r"(?:refs/)?pull/([1-9][0-9]{0,8})(?:/head)?")
+"""How a pull request is named as a ref."""
+SHA = re.compile(r"[0-9a-f]{7,40}")
+"""What may be a commit's hash, or the beginning of one."""
 CELLS = 200
 """Cells of a matrix that a request may bring."""
 
@@ -233,14 +235,19 @@ def cancel_run(request: Request, caller: MayRun, run_id: RunId) -> RunWhole:
         return whole(session, run_id)
 
 
+def alone(session: Session, identity: UUID) -> None:
+    """Wait until no other transaction is about what has this id."""
+    session.connection().execute(
+        text("SELECT pg_advisory_xact_lock(:key)"), {"key": identity.int >> 65}
+    )
+
+
 def _before(session: Session, identity: UUID, said: str) -> Run | None:
     """The run that was started under that key. Raises 422 where something else was asked for then.
 
     The lock makes a request that comes twice at once wait for its own first.
     """
-    session.connection().execute(
-        text("SELECT pg_advisory_xact_lock(:key)"), {"key": identity.int >> 65}
-    )
+    alone(session, identity)
     run = session.get(Run, identity)
     if run is not None and run.facts.get("request") != said:
         raise refused(
@@ -257,11 +264,11 @@ def _request(
     if body.subject not in settings.subjects:
         raise missing("tracked subject", body.subject)
     tracked = settings.subject(body.subject)
-    matrix = _matrix(tracked, body)
+    matrix = chosen_matrix(body.matrix, tracked.push_matrix).with_trials(body.trials)
     wanted = RunRequest(
         subject=tracked.name,
         matrix=matrix,
-        queue=_queue(session, tracked, body.queue),
+        queue=served_queue(session, tracked, body.queue),
         version=body.version,
         toolchain=tracked.toolchain,
         requested_by=caller.name,
@@ -275,16 +282,14 @@ def _request(
     return wanted
 
 
-def _matrix(tracked: Tracked, body: RunIn) -> Matrix:
-    """The matrix that is meant."""
-    if isinstance(body.matrix, MatrixIn):
-        matrix = matrices.from_data(body.matrix.model_dump(mode="json", exclude_none=True))
-    else:
-        matrix = matrices.load(body.matrix or tracked.push_matrix)
-    return matrix.with_trials(body.trials)
+def chosen_matrix(choice: str | MatrixIn | None, default: str) -> Matrix:
+    """The matrix that is meant. Raises MatrixError."""
+    if isinstance(choice, MatrixIn):
+        return matrices.from_data(choice.model_dump(mode="json", exclude_none=True))
+    return matrices.load(choice or default)
 
 
-def _queue(session: Session, tracked: Tracked, asked: str | None) -> str:
+def served_queue(session: Session, tracked: Tracked, asked: str | None) -> str:
     """A queue that somebody serves, or is meant to: trials in any other would wait for ever."""
     known = set(tracked.queues)
     if asked is None and tracked.queues:
@@ -304,14 +309,14 @@ def _of_ref(
     session: Session, tracked: Tracked, caller: Caller, ref: str, wanted: RunRequest
 ) -> RunRequest:
     """The request for a ref, such that no fork's code runs that nobody approved."""
-    pull = _PULL.fullmatch(ref)
+    pull = PULL.fullmatch(ref)
     if pull:
         return _of_pull(session, tracked, int(pull[1]), wanted)
     if ref.startswith(("refs/", "pull/", "origin/")) or ref.endswith("_HEAD"):
         raise InputError(f"body, ref: give a branch, a tag, a commit or pull/N, got {ref!r}")
-    if not _SHA.fullmatch(ref) or _is_name(session, tracked, ref):
+    if not SHA.fullmatch(ref) or is_name(session, tracked, ref):
         return replace(wanted, ref=ref)
-    sha = _on_branch(session, tracked, ref)
+    sha = on_branch(session, tracked, ref)
     if sha is not None:
         return replace(wanted, ref=sha)
     head = session.exec(
@@ -366,7 +371,7 @@ def _with_pull(
     return replace(wanted, trusted=False)
 
 
-def _is_name(session: Session, tracked: Tracked, ref: str) -> bool:
+def is_name(session: Session, tracked: Tracked, ref: str) -> bool:
     """Whether what looks like a hash is a branch's or a tag's name."""
     found = select(Head.ref).where(
         Head.subject == tracked.name, col(Head.ref).in_((ref, f"tags/{ref}"))
@@ -374,9 +379,9 @@ def _is_name(session: Session, tracked: Tracked, ref: str) -> bool:
     return session.exec(found.limit(1)).first() is not None
 
 
-def _on_branch(session: Session, tracked: Tracked, sha: str) -> str | None:
+def on_branch(session: Session, tracked: Tracked, sha: str) -> str | None:
     """The whole hash of a commit that is known to be on a branch or a tag of the repository."""
-    on_branch = (
+    placed = (
         select(Commit.sha)
         .join(BranchCommit, col(BranchCommit.commit_id) == col(Commit.id))
         .where(Commit.subject == tracked.name, func.starts_with(Commit.sha, sha))
@@ -386,7 +391,7 @@ def _on_branch(session: Session, tracked: Tracked, sha: str) -> str | None:
         func.starts_with(Head.sha, sha),
         ~col(Head.ref).startswith("pull/"),
     )
-    found = {*session.exec(on_branch.limit(2)), *session.exec(named.limit(2))}
+    found = {*session.exec(placed.limit(2)), *session.exec(named.limit(2))}
     if len(found) > 1:
         raise refused(409, f"commit {sha!r} is ambiguous, give more of it")
     return next(iter(found), None)
