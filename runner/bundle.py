@@ -35,6 +35,26 @@ HARNESS_FILES = (
     "detector/__init__.py",
     "detector/record.py",
     "matrices/*.toml",
+    "node.py",
+    "statistics/*.py",
+    *(
+        f"bisect/{name}.py"
+        for name in (
+            "__init__",
+            "bisection",
+            "events",
+            "local",
+            "packed",
+            "policy",
+            "posterior",
+            "prior",
+            "probe",
+            "range",
+            "report",
+            "verdict",
+            "verification",
+        )
+    ),
     "sandbox/__init__.py",
     "sandbox/base.py",
     "sandbox/process.py",
@@ -72,11 +92,13 @@ def pack(
     detector: Detector,
     out: Path,
     part_mib: int | None = None,
+    bisection: Mapping[str, Any] | None = None,
 ) -> Bundle:
     """Write the bundle `out` (a .tar.xz), or `out.part00`, ... of at most `part_mib` MiB each.
 
     dependencies: a folder of Python packages that TE imports, used where the node has none.
-    detector: what watches trials there, or why there is none.
+    detector: what watches trials there, or why there is none. bisection: what `run.py --bisect`
+    bisects, as `runner.bisect.packed` writes it; the commits are then those of its range.
     Raises InfrastructureError where it cannot be written; nothing half-written is left.
     """
     check_target(out, part_mib)
@@ -84,7 +106,7 @@ def pack(
     try:
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=out.parent) as scratch:
             tree = Path(scratch) / name
-            _lay_out(tree, commits, architecture, toolchain, dependencies, detector)
+            _lay_out(tree, commits, architecture, toolchain, dependencies, detector, bisection)
             packed = Path(scratch) / out.name
             with tarfile.open(packed, "w:xz", preset=6) as archive:
                 for path in _sorted(tree):
@@ -113,6 +135,7 @@ def _lay_out(
     toolchain: str,
     dependencies: Path,
     detector: Detector,
+    bisection: Mapping[str, Any] | None,
 ) -> None:
     for pattern in HARNESS_FILES:
         found = sorted(ROOT.glob(pattern))
@@ -142,6 +165,7 @@ def _lay_out(
         "toolchain": toolchain,
         "detector": asdict(_carried(tree, detector)),
         "commits": rows,
+        "bisection": bisection,
     }
     (tree / "bundle.json").write_text(json.dumps(manifest, indent=1, default=dict) + "\n")
 

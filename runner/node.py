@@ -21,7 +21,8 @@ from types import FrameType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+if __name__ == "__main__":  # else `runner` is where it was found, and its folder is no path
+    sys.path.insert(0, str(HERE))
 
 from runner import device, matrix, report, result, run  # noqa: E402
 from runner.detector.record import Detector  # noqa: E402
@@ -57,6 +58,10 @@ def _parser() -> argparse.ArgumentParser:
         help="watch what capture windows swallow (default: as the matrix says)",
     )
     parser.add_argument("--progress-s", type=float, default=Deadlines().progress)
+    parser.add_argument("--bisect", action="store_true", help="bisect what the bundle was made for")
+    parser.add_argument("--confidence", type=float, default=0.99, help="of the bisection")
+    parser.add_argument("--budget-s", type=float, help="of the bisection: seconds at most")
+    parser.add_argument("--record", type=Path, help="where a bisection keeps its events")
     parser.add_argument("--work", type=Path, default=HERE / "work", help="logs and caches")
     return parser
 
@@ -86,6 +91,8 @@ def _run(options: argparse.Namespace) -> int:
         raise InputError(f"no bundle.json beside {HERE / 'run.py'}: unpack a whole bundle")
     manifest = json.loads((HERE / "bundle.json").read_text())
     commits = manifest["commits"]
+    if options.bisect:
+        return _bisect(options, manifest)
     by_ref = {row["commit"]["ref"]: row for row in commits}
     if options.ref is not None and options.ref not in by_ref:
         raise InputError(f"--ref: no {options.ref!r} in this bundle; it has {', '.join(by_ref)}")
@@ -102,6 +109,24 @@ def _run(options: argparse.Namespace) -> int:
                 f"matrix {wanted.name} needs the build {build_id}, which this bundle does not "
                 f"hold; it has {', '.join(map(str, builds))}"
             )
+    base = chosen["base"] and run.Base(
+        result.Commit(**chosen["base"]["commit"]), prepared(chosen["base"]["build"], HERE)
+    )
+    commit = result.Commit(**chosen["commit"])
+    plan = in_own_folder(replace(_plan(options, manifest, commit, wanted, builds), base=base))
+    progress = report.PlainProgress(sys.stdout)
+    ending = carry_out(run.Run(plan, _sandbox(options, plan)), progress, options.events)
+    return conclude(ending, options.json)
+
+
+def _plan(
+    options: argparse.Namespace,
+    manifest: dict[str, Any],
+    commit: result.Commit,
+    wanted: matrix.Matrix,
+    builds: dict[run.BuildId, run.PreparedBuild],
+) -> run.Plan:
+    """A run of a commit's builds on this host's devices. Raises InputError."""
     devices = device.cuda(device_ids(options.devices))
     architecture = manifest["architecture"]
     major, minor = devices.device.compute_capability
@@ -113,12 +138,9 @@ def _run(options: argparse.Namespace) -> int:
     parallel = options.parallel
     if parallel is None:
         parallel = run.default_parallel(devices.device, devices.memory_gib, device.cores())
-    base = chosen["base"] and run.Base(
-        result.Commit(**chosen["base"]["commit"]), prepared(chosen["base"]["build"], HERE)
-    )
-    plan = run.Plan(
+    return run.Plan(
         subject="te",
-        commit=result.Commit(**chosen["commit"]),
+        commit=commit,
         matrix=wanted,
         builds=builds,
         device=devices.device,
@@ -131,15 +153,46 @@ def _run(options: argparse.Namespace) -> int:
         fallback_path=(str(HERE / "deps"),),
         deadlines=replace(Deadlines(), progress=options.progress_s),
         fresh=options.fresh,
-        base=base,
         detector=detector(manifest["detector"], HERE) if wanted.detect else None,
     )
-    plan = in_own_folder(plan)
+
+
+def _sandbox(options: argparse.Namespace, plan: run.Plan) -> ProcessSandbox:
     environment = dict(plan.environment) | compilation_cache(plan, options.cold)
-    sandbox = ProcessSandbox(plan.folder, environment=environment)
-    progress = report.PlainProgress(sys.stdout)
-    ending = carry_out(run.Run(plan, sandbox), progress, options.events)
-    return conclude(ending, options.json)
+    return ProcessSandbox(plan.folder, environment=environment)
+
+
+def _bisect(options: argparse.Namespace, manifest: dict[str, Any]) -> int:
+    """Bisect what the bundle was made for; the exit status of `racewatch bisect`."""
+    # Imported here: what bisects uses this module's functions too.
+    from runner.bisect import packed
+    from runner.bisect.bisection import Settings
+
+    if not manifest.get("bisection"):
+        raise InputError(
+            "--bisect: this bundle holds no bisection: make one with `racewatch bisect --bundle`"
+        )
+    if not 0.5 < options.confidence < 1:
+        raise InputError(f"--confidence: must be 0.5 to 1, got {options.confidence:g}")
+    asked = packed.Packed.from_data(manifest["bisection"])
+    wanted = matrix.Matrix("bisection", "", (asked.cell,)).with_detect(options.detect)
+    builds = {
+        row["commit"]["sha"]: {
+            run.BuildId(BuildKind(one["kind"]), tuple(one["pulls"])): prepared(one["build"], HERE)
+            for one in row["builds"]
+        }
+        for row in manifest["commits"]
+    }
+    options.work.mkdir(parents=True, exist_ok=True)
+    return packed.carry_out(
+        asked,
+        builds,
+        _plan(options, manifest, asked.searched.bad, wanted, {}),
+        lambda plan: _sandbox(options, plan),
+        Settings(confidence=options.confidence, budget_s=options.budget_s),
+        options.record or options.work / "bisection.jsonl",
+        options.json,
+    )
 
 
 def device_ids(text: str) -> list[str]:

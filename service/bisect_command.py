@@ -8,36 +8,36 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 
+from runner import bundle as bundling
 from runner import device as host
 from runner import matrix as matrices
 from runner.bisect.bisection import Settings
-from runner.bisect.local import EventLog, Local, about
-from runner.bisect.posterior import Tally
+from runner.bisect.local import EventLog, Local, about, higher
+from runner.bisect.packed import FOUND, Packed, cell_data, cost, result
 from runner.bisect.probe import HostProber
 from runner.bisect.range import Range, between
-from runner.bisect.verdict import Verdict, VerdictKind
-from runner.bisect.view import LiveView, PlainView
+from runner.bisect.report import PlainView
+from runner.bisect.verdict import Verdict, named
+from runner.bisect.view import LiveView
 from runner.errors import InputError
-from runner.matrix import Cell
+from runner.matrix import Cell, Matrix
 from runner.node import compilation_cache
-from runner.run import BuildId, Plan, default_parallel
+from runner.run import BuildId, Plan, builds_of, default_parallel
 from runner.sandbox.base import Sandbox
 from runner.sandbox.process import ProcessSandbox
 from runner.settings import Settings as Home
-from runner.statistics.comparison import anytime
-from runner.statistics.counts import Counts
 from runner.subject import Options, Subject
 from runner.subjects import open_subject
+from runner.te_subject import TeSubject
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-FOUND = (VerdictKind.CULPRIT, VerdictKind.AMONG)
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,8 @@ class Asked:
     parallel: int | None = None
     record: Path | None = None
     json: Path | None = None
-
-
-def higher(one: Tally, other: Tally) -> float:
-    """See `runner.bisect.verification.Higher`."""
-    return anytime(Counts(one.k, one.n), Counts(other.k, other.n))
+    bundle: Path | None = None
+    arch: str = ""
 
 
 def bisect(asked: Asked) -> int:
@@ -74,14 +71,15 @@ def bisect(asked: Asked) -> int:
     )
     cell = one_cell(asked.matrix, asked.cell)
     home = Home.load()
-    subject = open_subject(
-        asked.subject, Options(home.folders, repository=asked.repo, toolchain=asked.toolchain)
-    )
+    options = Options(home.folders, asked.repo, asked.toolchain, architecture=asked.arch)
+    subject = open_subject(asked.subject, options)
     lineage = subject.lineage()
     searched = between(
         lineage, lineage.resolve(asked.good), lineage.resolve(asked.bad), BuildId.of(cell)
     )
-    what = about(subject.name, searched, _as_data(cell), settings)
+    if asked.bundle is not None:
+        return _pack(asked, subject, searched, cell)
+    what = about(subject.name, searched, cell_data(cell), settings)
     log = EventLog.open(asked.record or _record(home.home, what), what)
     console = Console()
     console.print(searched.text, highlight=False, markup=False)
@@ -101,33 +99,8 @@ def bisect(asked: Asked) -> int:
 
 
 def _conclude(console: Console, local: Local, verdict: Verdict, record: Path) -> None:
-    spent = local.state.spent
     console.print(f"\n{verdict.kind}: {verdict.text}", highlight=False, markup=False)
-    console.print(
-        f"{spent.builds} builds ({spent.build_s:.0f} s), {spent.trials} trials "
-        f"({spent.trial_s:.0f} s); record: {record}",
-        highlight=False,
-        markup=False,
-    )
-
-
-def result(local: Local, verdict: Verdict, searched: Range) -> dict[str, Any]:
-    """The verdict, what it rests on and what it cost, as JSON takes it."""
-    return {
-        "verdict": asdict(verdict),
-        "range": searched.to_data(),
-        "spent": asdict(local.state.spent),
-        "posterior": {
-            "no change": local.state.posterior.none,
-            "steps": {
-                (each.blamed or each.commit).sha: chance
-                for each, chance in zip(
-                    local.state.range.classes, local.state.posterior.steps, strict=True
-                )
-            },
-        },
-        "checks": [asdict(check) for check in local.state.checks],
-    }
+    console.print(f"{cost(local)}; record: {record}", highlight=False, markup=False)
 
 
 def confidence(value: float) -> float:
@@ -153,8 +126,34 @@ def one_cell(matrix: str, name: str) -> Cell:
     return cell
 
 
-def _as_data(cell: Cell) -> dict[str, Any]:
-    return {**asdict(cell), "variant": cell.variant.text}
+def _pack(asked: Asked, subject: Subject, searched: Range, cell: Cell) -> int:
+    """Make every build of the range, and a bundle of them."""
+    if not isinstance(subject, TeSubject):
+        raise InputError(f"--bundle: only te runs on a GPU node, got --subject {asked.subject!r}")
+    assert asked.bundle is not None
+    bundling.check_target(asked.bundle, None)
+    needed = builds_of(Matrix("bisection", "", (cell,)))
+    console = Console()
+    commits = []
+    for each in searched.classes:
+        builds = {}
+        for build_id in needed:
+            with console.status(f"building {build_id} of {named(each.commit)}"):
+                builds[build_id] = subject.build(each.commit, build_id)
+            said = builds[build_id].outcome or "built"
+            console.print(f"{build_id} of {named(each.commit)}: {said}", highlight=False)
+        commits.append(bundling.BundledCommit(each.commit, builds))
+    packed = bundling.pack(
+        commits,
+        architecture=asked.arch,
+        toolchain=subject.toolchain_name,
+        dependencies=subject.node_packages(),
+        detector=subject.detector(),
+        out=asked.bundle,
+        bisection=Packed(searched, cell).to_data(),
+    )
+    console.print(f"{packed.size / 1e6:.1f} MB in {asked.bundle}", highlight=False)
+    return 0
 
 
 def _record(home: Path, what: dict[str, Any]) -> Path:

@@ -18,15 +18,13 @@ from runner import matrix as matrices
 from runner.bisect.bisection import Bisection as State
 from runner.bisect.bisection import Decision, Probe, Settings
 from runner.bisect.events import Entered, Event, Observation, Reverted, Seen, from_data, to_data
-from runner.bisect.posterior import Tally
+from runner.bisect.local import higher
 from runner.bisect.range import Range
 from runner.bisect.verdict import Verdict
 from runner.errors import InputError
 from runner.matrix import Cell, Matrix
 from runner.outcome import FAILURES, Outcome
 from runner.result import Commit
-from runner.statistics.comparison import anytime
-from runner.statistics.counts import Counts
 from service import rows, submit
 from service.events import publish
 from service.queue import CONTROL, build_queue, wake
@@ -262,11 +260,6 @@ def events(session: Session, row: Bisection) -> list[Event]:
         .order_by(col(BisectionEvent.number))
     )
     return [from_data(dict(data)) for data in found]
-
-
-def higher(one: Tally, other: Tally) -> float:
-    """See `runner.bisect.verification.Higher`."""
-    return anytime(Counts(one.k, one.n), Counts(other.k, other.n))
 
 
 def state_of(row: Bisection, happened: Sequence[Event]) -> State | None:

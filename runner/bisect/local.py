@@ -7,20 +7,30 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.bisect.bisection import Bisection, Decision, Probe, Settings
 from runner.bisect.events import Entered, Event, Observation, Reverted, from_data, to_data
+from runner.bisect.posterior import Tally
 from runner.bisect.probe import Prober
 from runner.bisect.range import Range, into_merge
 from runner.bisect.verdict import Verdict
 from runner.bisect.verification import Higher
 from runner.errors import BisectionError, InputError, VariantError
-from runner.lineage import Lineage
 from runner.run import BuildId
+from runner.statistics.comparison import anytime
+from runner.statistics.counts import Counts
+
+if TYPE_CHECKING:  # a node with no git bisects a range that was made elsewhere
+    from runner.lineage import Lineage
 
 TURNS = 2
 """Times that the two builds of a check take turns: each costs a start of their parents."""
+
+
+def higher(one: Tally, other: Tally) -> float:
+    """See `runner.bisect.verification.Higher`."""
+    return anytime(Counts(one.k, one.n), Counts(other.k, other.n))
 
 
 @dataclass

@@ -1,37 +1,19 @@
-"""A bisection in the terminal: a line for each thing that happens, or a live table of suspects."""
+"""A bisection in the terminal: a live table of the likeliest commits."""
 
 from __future__ import annotations
-
-from typing import TextIO
 
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from runner.bisect.bisection import Bisection, Stage
+from runner.bisect.bisection import Bisection
 from runner.bisect.local import Step, told
+from runner.bisect.report import PlainView
 from runner.bisect.verdict import named, sure
 
 SUSPECTS = 10
 BAR = 24
-
-
-class PlainView:
-    """Prints what happened, what follows, and how sure it is."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-
-    def show(self, step: Step) -> None:
-        """Print one step."""
-        if step.event is None:
-            if step.decision.verdict is None:
-                print(step.decision.text, file=self._out, flush=True)
-            return
-        print(
-            f"  {told(step.event, step.state)}{_likeliest(step.state)}", file=self._out, flush=True
-        )
 
 
 class LiveView(PlainView):
@@ -68,14 +50,3 @@ def _table(state: Bisection) -> Table:
         Text("no change"), Text("█" * round(BAR * posterior.none)), Text(sure(posterior.none)), ""
     )
     return table
-
-
-def _likeliest(state: Bisection) -> str:
-    if state.stage is not Stage.SEARCH:
-        return ""
-    posterior = state.posterior
-    place = max(range(1, len(posterior.steps)), key=lambda i: posterior.steps[i])
-    blamed = state.range.classes[place].blamed or state.range.classes[place].commit
-    if posterior.none >= posterior.steps[place]:
-        return f"; no change: {sure(posterior.none)}"
-    return f"; likeliest {blamed.sha[:12]}: {sure(posterior.steps[place])}"
