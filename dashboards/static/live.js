@@ -1,11 +1,13 @@
 // Keeps an open page up to date: the server says what changed, and the parts of this page that show
-// it are fetched again from the page's own address. Without this script a page is as it was loaded.
+// it are fetched again from the address that they came from. Without this script a page is as it
+// was loaded.
+//
+// A part is an element with an id and `data-live`, the topics that it is about; `data-live-pause`,
+// milliseconds between two looks at it; `data-source`, where it came from if not with this page.
 
 const sign = document.getElementById("live");
-const TOPICS = new Set();
-for (const part of document.querySelectorAll("[data-live]")) {
-  for (const topic of part.dataset.live.split(" ")) TOPICS.add(topic);
-}
+const parts = () => [...document.querySelectorAll("[data-live][id]")];
+const topics = new Set(parts().flatMap((part) => part.dataset.live.split(" ")));
 
 let source = null;
 let cursor = document.body.dataset.cursor;
@@ -14,17 +16,18 @@ let fetching = false;
 let again = false;
 let timer = 0;
 let lastFetch = 0;
+const stale = new WeakSet();
 
 function say(text, lost) {
-  sign.hidden = !text;
   sign.classList.toggle("lost", lost);
+  sign.classList.toggle("on", Boolean(text));
   if (sign.textContent !== text) sign.textContent = text;
 }
 
 function connect() {
   clearTimeout(retry);
-  if (source || !TOPICS.size || document.hidden) return;
-  const asked = new URLSearchParams([...TOPICS].map((topic) => ["topic", topic]));
+  if (source || !topics.size || document.hidden) return;
+  const asked = new URLSearchParams([...topics].map((topic) => ["topic", topic]));
   asked.set("after", cursor);
   source = new EventSource(`/events?${asked}`);
   source.onopen = () => say("live", false);
@@ -50,14 +53,12 @@ function disconnect() {
 
 // The pause that the parts of this page ask for: a large part is fetched less often.
 function pause() {
-  const pauses = [...document.querySelectorAll("[data-live]")].map((part) => Number(part.dataset.livePause || 1000));
-  return Math.max(500, ...pauses);
+  return Math.max(500, ...parts().map((part) => Number(part.dataset.livePause || 1000)));
 }
 
 function refresh() {
   if (timer) return;
-  const wait = Math.max(250, lastFetch + pause() - Date.now());
-  timer = setTimeout(load, wait);
+  timer = setTimeout(load, Math.max(250, lastFetch + pause() - Date.now()));
 }
 
 async function load() {
@@ -70,9 +71,14 @@ async function load() {
   fetching = true;
   lastFetch = Date.now();
   try {
-    const answer = await fetch(location.href, { headers: { Accept: "text/html" }, cache: "no-store" });
-    if (!answer.ok) throw new Error(`${answer.status}`);
-    show(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    const wanted = new Map([[location.href, []]]);
+    for (const part of parts()) {
+      const from = part.dataset.source || location.href;
+      // What was added below and is out of sight waits until it is seen.
+      if (part.dataset.source && !inSight(part)) stale.add(part);
+      else wanted.set(from, [...(wanted.get(from) || []), part]);
+    }
+    for (const [from, shown] of wanted) await renew(from, shown);
     if (source && source.readyState === EventSource.OPEN) say("live", false);
   } catch {
     say("connection lost, retrying", true);
@@ -86,37 +92,79 @@ async function load() {
   }
 }
 
-function show(fresh) {
-  for (const part of document.querySelectorAll("[data-live][id]")) {
+async function renew(from, shown) {
+  const answer = await fetch(from, { headers: { Accept: "text/html" }, cache: "no-store" });
+  if (!answer.ok) throw new Error(`${answer.status}`);
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const part of shown) {
     const now = fresh.getElementById(part.id);
-    if (now && now.innerHTML !== part.innerHTML) swap(part, now);
+    if (!now) continue;
+    if (part.matches(".page")) keepRows(part, now);
+    if (!part.isEqualNode(now)) morph(part, now);
+    tell(part);
   }
 }
 
-// Exchanges a part's content, and keeps what the reader did to it: scrolling and focus.
-function swap(part, now) {
-  const scrolled = [part, ...part.querySelectorAll(".scroll, .log")].map((box) => [box.scrollLeft, box.scrollTop]);
-  const focused = part.contains(document.activeElement) ? path(part, document.activeElement) : null;
-  part.replaceChildren(...document.importNode(now, true).childNodes);
-  [part, ...part.querySelectorAll(".scroll, .log")].forEach((box, n) => {
-    if (n < scrolled.length) [box.scrollLeft, box.scrollTop] = scrolled[n];
-  });
-  if (focused) find(part, focused)?.focus({ preventScroll: true });
-  tell(part);
+function inSight(part) {
+  const box = part.getBoundingClientRect();
+  return box.bottom > -innerHeight && box.top < 2 * innerHeight;
 }
 
-// Where an element is: its link's address, or else its place in the tree.
-function path(part, element) {
-  const address = element.getAttribute("href");
-  if (address) return { address };
-  const steps = [];
-  for (let at = element; at !== part; at = at.parentElement) steps.unshift([...at.parentElement.children].indexOf(at));
-  return { steps };
+const sight = new IntersectionObserver((seen) => {
+  for (const { isIntersecting, target } of seen) {
+    if (isIntersecting && stale.delete(target)) renew(target.dataset.source, [target]).catch(() => stale.add(target));
+  }
+});
+
+// Where a page of the grid follows on this one, new commits at its top push none out of its end:
+// they would be on neither.
+function keepRows(part, now) {
+  if (!part.nextElementSibling || !part.nextElementSibling.matches(".page")) return;
+  const rows = now.querySelectorAll("tbody tr");
+  if (!rows.length) return;
+  const place = (row) => Number(row.id.slice(1));
+  const last = place(rows[rows.length - 1]);
+  const body = now.querySelector("tbody");
+  for (const row of part.querySelectorAll("tbody tr")) {
+    if (place(row) < last) body.append(now.ownerDocument.importNode(row, true));
+  }
 }
 
-function find(part, where) {
-  if (where.address) return part.querySelector(`[href="${CSS.escape(where.address)}"]`);
-  return where.steps.reduce((at, step) => at?.children[step], part);
+// Makes an element what another is, and leaves alone what is the same, so that scrolling, focus and
+// what a reader opened stay. Attributes that only a reader or a script sets are not touched.
+const OWN = new Set(["open", "class", "data-source"]);
+
+export function morph(have, want) {
+  for (const { name, value } of want.attributes) {
+    if (have.getAttribute(name) !== value && name !== "open") have.setAttribute(name, value);
+  }
+  for (const name of have.getAttributeNames()) {
+    if (!want.hasAttribute(name) && !OWN.has(name)) have.removeAttribute(name);
+  }
+  const named = new Map([...have.children].filter((child) => child.id).map((child) => [child.id, child]));
+  let at = have.firstChild;
+  for (const child of [...want.childNodes]) {
+    let found = child.id ? named.get(child.id) : at && !at.id ? at : null;
+    if (found && !alike(found, child)) found = null;
+    if (!found) {
+      have.insertBefore(document.importNode(child, true), at);
+      continue;
+    }
+    if (found !== at) have.insertBefore(found, at);
+    else at = at.nextSibling;
+    if (found.isEqualNode(child)) continue;
+    if (found.nodeType === Node.ELEMENT_NODE) morph(found, child);
+    else found.data = child.data;
+  }
+  while (at) {
+    const next = at.nextSibling;
+    at.remove();
+    at = next;
+  }
+}
+
+function alike(one, other) {
+  return one.nodeName === other.nodeName && (one.id || "") === (other.id || "");
 }
 
 // The same words as the server's `ago`.
@@ -133,7 +181,7 @@ function ago(moment, now) {
   return seconds > 0 ? `${words} ago` : `in ${words}`;
 }
 
-function tell(part) {
+export function tell(part) {
   const now = Date.now();
   for (const time of part.querySelectorAll("time[data-ago]")) {
     const text = ago(Date.parse(time.dateTime), now);
@@ -153,6 +201,11 @@ document.addEventListener("visibilitychange", () => {
 addEventListener("pagehide", disconnect);
 addEventListener("pageshow", (event) => {
   if (event.persisted) connect();
+});
+// A page of the grid that was added below.
+document.addEventListener("racewatch:added", (event) => {
+  sight.observe(event.target);
+  tell(event.target);
 });
 setInterval(() => tell(document), 30000);
 connect();

@@ -1,14 +1,29 @@
 """The API: `/api/v1`, a module per noun."""
 
-from service.api import cells, commits, imports, order, pulls, runs, subjects, trials, workers
+from service.api import (
+    bisections,
+    cells,
+    commits,
+    imports,
+    order,
+    pulls,
+    runs,
+    subjects,
+    trend,
+    trials,
+    workers,
+)
 
 ROUTERS = (
     runs.router,
     order.router,
     imports.router,
     trials.router,
+    bisections.reading,
+    bisections.router,
     commits.router,
     cells.router,
+    trend.router,
     subjects.router,
     pulls.reading,
     pulls.router,

@@ -6,12 +6,26 @@ from fastapi import APIRouter, Depends, FastAPI
 
 from service import live
 from service.api.access import reader
-from service.pages import builds, commits, grid, pulls, runs, static, theme, trials, workers
+from service.pages import (
+    badge,
+    builds,
+    commits,
+    grid,
+    order,
+    pulls,
+    runs,
+    static,
+    theme,
+    trend,
+    trials,
+    workers,
+)
 from service.pages.errors import ErrorPages
 from service.pages.view import opening
+from service.reading.changes import Keeper
 
 router = APIRouter(include_in_schema=False, dependencies=[Depends(reader), Depends(opening)])
-for _part in (grid, runs, trials, commits, builds, workers, pulls):
+for _part in (grid, trend, badge, order, runs, trials, commits, builds, workers, pulls):
     router.include_router(_part.router)
 
 
@@ -22,6 +36,7 @@ def install(app: FastAPI) -> None:
     middleware.
     """
     live.install(app, app.state.database.url)
+    app.state.changes = Keeper()
     app.include_router(router)
     app.include_router(static.router)
     app.include_router(theme.router)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import date
 from uuid import UUID
 
 from service.api.errors import missing, refused
@@ -44,6 +45,14 @@ def bound(name: str, text: str, default: float) -> float:
     if not 0 < rate < 1:
         raise _refused(name, text, "a rate between 0 and 1, such as 0.05")
     return rate
+
+
+def day(name: str, text: str) -> date | None:
+    """A day; None for an empty text."""
+    try:
+        return date.fromisoformat(text) if text else None
+    except ValueError:
+        raise _refused(name, text, "a day such as 2026-01-31") from None
 
 
 def choice(name: str, text: str, known: Collection[str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,7 @@ _templates.filters.update(
     state_class=words.state_class,
     counted=words.counted,
     sentence=words.sentence,
+    p_value=words.p_value,
     pull_of=words.pull_of,
     without_pull=words.without_pull,
 )
@@ -70,6 +73,13 @@ _templates.globals.update(
     emulated_sentence=EMULATED,
     marks=tuple(Mark),
 )
+
+
+@lru_cache(maxsize=16)
+def macro(template: str, name: str) -> Callable[..., str]:
+    """A macro of a template, to call from Python; it gives HTML."""
+    found: Callable[..., str] = getattr(_templates.get_template(template).module, name)
+    return found
 
 
 def opening(request: Request) -> None:
@@ -93,14 +103,17 @@ def page(request: Request, template: str, code: int = 200, **content: Any) -> HT
     """The template with that content, as a response.
 
     Templates know besides: `path`, `here` (path and query), `theme`, `cursor`, `github(subject)`
-    (its address at GitHub, empty if none) and `query(name=value, ...)` (this page's query with
-    that changed; None and empty values are left out).
+    (its address at GitHub, empty if none), `query(name=value, ...)` (this page's query with that
+    changed; None and empty values are left out) and `query_without(name, ...)`.
     """
 
     def query(**changed: object) -> str:
         asked = {**dict(request.query_params), **changed}
         kept = {name: value for name, value in asked.items() if value not in (None, "")}
         return f"?{urlencode(kept)}" if kept else request.url.path
+
+    def query_without(*names: str) -> str:
+        return query(**dict.fromkeys(names))
 
     def github(subject: str) -> str:
         tracked = settings(request).subjects.get(subject)
@@ -114,6 +127,7 @@ def page(request: Request, template: str, code: int = 200, **content: Any) -> HT
         cursor=getattr(request.state, "cursor", ""),
         base_url=settings(request).link,
         query=query,
+        query_without=query_without,
         github=github,
         **content,
     )

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 
 from runner import rates
-from service.statistics.counts import span
+from runner.statistics.counts import span
 
 _PULL = re.compile(r"\(#([1-9][0-9]{0,8})\)\s*$")
 _STATES = {
@@ -85,6 +85,12 @@ def percent(rate: float) -> str:
 def interval(low: float, high: float) -> str:
     """An interval of rates: `3.2 to 37.9 %`."""
     return span((low, high))
+
+
+def p_value(p: float) -> str:
+    """A p value, as exact as it means something: `p = 0.0031`, `p < 0.0001`."""
+    # With spaces at which no line breaks.
+    return f"p\u00a0=\u00a0{p:.2g}" if p >= 0.0001 else "p\u00a0<\u00a00.0001"
 
 
 def short_sha(sha: str) -> str:

@@ -11,27 +11,45 @@ EMULATED = "emulated"
 
 @dataclass(frozen=True)
 class EnvironmentName:
-    """An environment in words. details: versions, such as `driver 580.159, JAX 0.11.2, ...`."""
+    """An environment in words. details: versions, such as `driver 580.159, JAX 0.11.2, ...`.
+
+    parts: each of them by name.
+    """
 
     id: int
     device: str
     emulated: bool
     details: str
+    parts: tuple[tuple[str, str], ...] = ()
 
     @property
     def full(self) -> str:
         """Device and versions in one line."""
         return f"{self.device}, {self.details}"
 
+    def other_than(self, before: EnvironmentName) -> str:
+        """What is other here than it was before, such as `driver 570.86 to 580.159`."""
+        old = dict(before.parts)
+        return ", ".join(
+            f"{name} {old.get(name) or 'none'} to {value or 'none'}"
+            for name, value in self.parts
+            if old.get(name) != value
+        )
+
 
 def environment_name(environment: Environment) -> EnvironmentName:
     """The words of a stored environment."""
     assert environment.id is not None, "the environment is stored"
-    details = [f"driver {environment.driver}"] if environment.driver else []
-    details += [f"JAX {environment.jax}"] if environment.jax else []
-    details += [f"toolchain {environment.toolchain}", f"harness {environment.harness}"]
+    parts = (
+        ("device", environment.device_name),
+        ("driver", environment.driver),
+        ("JAX", environment.jax),
+        ("toolchain", environment.toolchain),
+        ("harness", environment.harness),
+    )
+    details = ", ".join(f"{name} {value}" for name, value in parts[1:] if value)
     return EnvironmentName(
-        environment.id, environment.device_name, environment.emulated, ", ".join(details)
+        environment.id, environment.device_name, environment.emulated, details, parts
     )
 
 

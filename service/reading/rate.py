@@ -7,9 +7,9 @@ from enum import StrEnum
 from functools import lru_cache
 
 from runner.outcome import FAILURES, Outcome
-from service.statistics.counts import Counts
-from service.statistics.kinds import Kind
-from service.statistics.verdict import judge_cell
+from runner.statistics.counts import Counts
+from runner.statistics.kinds import Kind
+from runner.statistics.verdict import judge_cell
 from service.tables import Measurement, column_of
 
 OUTCOMES = tuple(Outcome)

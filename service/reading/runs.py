@@ -13,6 +13,7 @@ from sqlalchemy import select as columns
 from sqlmodel import Session, col, select
 
 from runner.outcome import Outcome
+from runner.statistics.counts import Counts
 from service.judged import cells_of
 from service.reading.builds import BuildLine, build_lines
 from service.reading.cells import CellName, cell_name
@@ -26,7 +27,6 @@ from service.reading.rate import (
     rate_of,
     rate_of_measurement,
 )
-from service.statistics.counts import Counts
 from service.tables import (
     OPEN_STATES,
     Cell,

@@ -104,9 +104,12 @@ def database(postgres: str, template: str) -> Iterator[Database]:
 
 @dataclass(frozen=True)
 class Showcase:
-    """What was made: hashes by tag, ids of runs by name, and of some rows."""
+    """What was made: hashes and ids of commits by tag, ids of runs and cells by name, and of some
+    rows."""
 
     shas: Mapping[str, str]
+    commits: Mapping[str, int]
+    cells: Mapping[str, int]
     runs: Mapping[str, UUID]
     failed_trial: int
     failed_build: int
@@ -334,6 +337,8 @@ def make(database: Database) -> Showcase:
 _TITLES = (
     "[JAX] Support head dimension 256 in fused attention",
     "[C] Tune the layernorm kernels for Hopper",
+    "[Common] Sort the tile sizes by how often they win (#2207)",
+    "[JAX] Check shapes before tracing (#2212)",
     "[JAX] Add FFI initialize stages for custom calls (#2219)",
     "[PyTorch] Fix a typo in the docs (#2231)",
     "[JAX] Capture on the compute stream of the device that the program was compiled for, whatever "
@@ -354,12 +359,12 @@ def _make(maker: _Maker) -> Showcase:
     lost.heartbeat_at = now() - timedelta(minutes=4)
     main = [maker.commit("te", n, title, place=n) for n, title in enumerate(_TITLES)]
     runs: dict[str, Run] = {}
-    for n, commit in enumerate(main[:9]):
-        race = 2 <= n <= 7
-        key = {3: "k2", 9: "k8"}.get(n, f"k{n}")
-        broken = n == 5
+    for n, commit in enumerate(main[:11]):
+        race = 4 <= n <= 9
+        key = {5: "k4", 11: "k10"}.get(n, f"k{n}")
+        broken = n == 7
         built = maker.builds(commit, MATRIX, "sm90", key, broken)
-        if n in (1, 3):
+        if n in (1, 5):
             continue
         device = OLD_H200 if n == 0 else H200
         made = maker.run(
@@ -376,8 +381,8 @@ def _make(maker: _Maker) -> Showcase:
             "status": "identical",
             "reason": "one SHA-256 over the bits of both executions",
         }
-        runs[{2: "race", 5: "broken", 8: "fix"}.get(n, f"commit {n}")] = made
-    runs["running"] = _under_way(maker, main[9], worker)
+        runs[{4: "race", 7: "broken", 10: "fix"}.get(n, f"commit {n}")] = made
+    runs["running"] = _under_way(maker, main[11], worker)
     _more_trials_of_the_fix(maker, runs["fix"])
     fork = maker.commit("te", 20, "Speed up the router", "pull/2800")
     session.add(
@@ -406,8 +411,11 @@ def _make(maker: _Maker) -> Showcase:
     failed = session.exec(
         select(Build.id).where(Build.subject == "te", Build.outcome == Outcome.BUILD_ERROR)
     ).first()
+    tags = {"before": 3, "race": 4, "same": 5, "broken": 7, "fix": 10, "head": 11}
     return Showcase(
-        shas={"race": main[2].sha, "broken": main[5].sha, "fix": main[8].sha, "head": main[9].sha},
+        shas={tag: main[n].sha for tag, n in tags.items()},
+        commits={tag: main[n].id or 0 for tag, n in tags.items()},
+        cells={cell.name: _id(rows.cell_row(session, cell)) for cell in MATRIX.cells},
         runs={name: run.id for name, run in runs.items()},
         failed_trial=_first_failure(session, runs["race"]),
         failed_build=failed or 0,
@@ -416,7 +424,7 @@ def _make(maker: _Maker) -> Showcase:
 
 
 def _under_way(maker: _Maker, commit: Commit, worker: Worker) -> Run:
-    built = maker.builds(commit, QUICK, "sm90", "k9")
+    built = maker.builds(commit, QUICK, "sm90", "k11")
     counts = {cell.name: {Outcome.PASS: 2} for cell in QUICK.cells}
     counts[QUICK.cells[-1].name] = {}
     run = maker.run(

@@ -130,7 +130,7 @@ def test_a_commit_has_its_cells_by_environment_its_neighbours_and_runs(shown: Sh
         "stock", "stock", "stock", "unregistered",
     ]  # fmt: skip
     (place,) = commit.places
-    assert (place.branch, place.position) == ("main", 2)
+    assert (place.branch, place.position) == ("main", 4)
     assert place.older
     assert place.newer
     assert [run.id for run in commit.runs] == [made.runs["race"]]

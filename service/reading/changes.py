@@ -1,0 +1,217 @@
+"""Where the failure rates of a branch changed, cell by cell, and between which commits.
+
+A build's trials are counted once, at the oldest commit that has it: commits that share a build
+share its trials and tell nothing new. Environments are never mixed, each has a sequence of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from sqlalchemy import text
+from sqlmodel import Session, col, select
+
+from runner.statistics.changepoints import change_points
+from runner.statistics.counts import Counts
+from service.reading.cells import cell_name
+from service.tables import Cell
+
+COMMITS = 5_000
+"""Newest commits of a branch that are looked at."""
+FRESH_S = 2.0
+"""Changes that were found this short a time ago are not looked for again."""
+SHARE = 50
+"""Nor where looking for them took more than this part of the time since: a large branch takes
+0.1 s, and is looked at every 5 s at most."""
+_SCOPES = 100
+
+
+class Scope(NamedTuple):
+    """A branch on one kind of device. environments: ids of those that count."""
+
+    subject: str
+    branch: str
+    queue: str
+    environments: tuple[int, ...]
+
+
+class Series(NamedTuple):
+    """What a cell counted along a branch in one environment, oldest first.
+
+    positions: of the commits on the branch. failed, trials: of each.
+    """
+
+    cell: int
+    environment: int
+    positions: tuple[int, ...]
+    failed: tuple[int, ...]
+    trials: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of a cell's rate. position: of the likeliest first commit with the new rate.
+
+    low, high: positions that hold that commit with 95 %, both included. p: chance, at most, that
+    a branch without a change shows one like it anywhere.
+    """
+
+    cell: int
+    environment: int
+    position: int
+    low: int
+    high: int
+    rises: bool
+    before: Counts
+    after: Counts
+    p: float
+
+
+Find = Callable[[Session, Scope], tuple[Change, ...]]
+"""Finds all changes of a scope, or has kept them."""
+
+_SERIES = text(
+    """
+    SELECT cell_id, environment_id, name, array_agg(position ORDER BY position),
+           array_agg(k ORDER BY position), array_agg(n ORDER BY position)
+    FROM (
+        SELECT m.cell_id, m.environment_id, cb.name, min(bc.position) AS position, f.k,
+               f.k + m.passed AS n
+        FROM branch_commits bc
+        JOIN commit_builds cb ON cb.commit_id = bc.commit_id AND cb.architecture = :queue
+        JOIN measurements m ON m.build_id = cb.build_id,
+        LATERAL (SELECT m.capture_error + m.crash + m.hang + m.data_loss + m.wrong_output) AS f (k)
+        WHERE bc.subject = :subject AND bc.branch = :branch
+          AND bc.position > (
+              SELECT max(position) FROM branch_commits
+              WHERE subject = :subject AND branch = :branch
+          ) - :commits
+          AND m.environment_id = ANY(:environments) AND NOT m.adaptive
+          AND (CAST(:cell AS integer) IS NULL OR m.cell_id = :cell)
+        GROUP BY m.id, cb.name, f.k
+    ) AS counted
+    WHERE n > 0
+    GROUP BY cell_id, environment_id, name
+    """
+)
+
+
+def series(session: Session, scope: Scope, cell: int | None = None) -> tuple[Series, ...]:
+    """What each cell counted in each environment; cell: only this one."""
+    found = (
+        session.connection()
+        .execute(
+            _SERIES,
+            {
+                "subject": scope.subject,
+                "branch": scope.branch,
+                "queue": scope.queue,
+                "environments": list(scope.environments),
+                "cell": cell,
+                "commits": COMMITS,
+            },
+        )
+        .all()
+    )
+    builds = _builds(session, {row[0] for row in found})
+    # One build may have two names at a commit; a cell's trials are those of the name that it needs.
+    return tuple(
+        Series(row[0], row[1], tuple(row[3]), tuple(row[4]), tuple(row[5]))
+        for row in found
+        if builds.get(row[0]) == row[2]
+    )
+
+
+def _builds(session: Session, cells: Iterable[int]) -> dict[int, str]:
+    """The build that each cell needs; references are left out, they count for no rate."""
+    found = session.exec(
+        select(Cell).where(col(Cell.id).in_(list(cells)), col(Cell.reference).is_(False))
+    )
+    return {name.id: name.build for name in map(cell_name, found)}
+
+
+def find(session: Session, scope: Scope) -> tuple[Change, ...]:
+    """All changes along the branch, the newest first."""
+    if not scope.branch or not scope.environments:
+        return ()
+    return ordered(change for one in series(session, scope) for change in changes_of(one))
+
+
+def ordered(changes: Iterable[Change]) -> tuple[Change, ...]:
+    """The newest first; of those at one commit the surest."""
+    return tuple(sorted(changes, key=lambda one: (-one.position, not one.rises, one.p, one.cell)))
+
+
+@lru_cache(maxsize=4_096)
+def changes_of(one: Series) -> tuple[Change, ...]:
+    """The changes of one sequence. Cached: of a branch's many sequences few change at a time."""
+    if len(one.positions) < 2:
+        return ()
+    first = one.positions[0]
+    counts = [Counts()] * (one.positions[-1] - first + 1)
+    for position, k, n in zip(one.positions, one.failed, one.trials, strict=True):
+        counts[position - first] = Counts(k, n)
+    return tuple(
+        Change(
+            cell=one.cell,
+            environment=one.environment,
+            position=point.index + first,
+            low=point.low + first,
+            high=point.high + first,
+            rises=point.rises,
+            before=point.before,
+            after=point.after,
+            p=point.p,
+        )
+        for point in change_points(counts)
+    )
+
+
+class _Kept(NamedTuple):
+    """Changes that were found, when (on the monotonic clock), and how long that took."""
+
+    changes: tuple[Change, ...]
+    at: float
+    took: float
+
+
+class Keeper:
+    """Finds changes, and keeps them for a moment: every grid asks for them. For all threads."""
+
+    def __init__(self, find: Find = find, clock: Callable[[], float] = time.monotonic) -> None:
+        self._find = find
+        self._clock = clock
+        self._kept: dict[Scope, _Kept] = {}
+        self._busy = threading.Lock()
+
+    def __call__(self, session: Session, scope: Scope) -> tuple[Change, ...]:
+        """The changes of a scope. Those kept, also older ones while another thread looks."""
+        kept = self._kept.get(scope)
+        if kept is not None and self._clock() - kept.at < max(FRESH_S, SHARE * kept.took):
+            return kept.changes
+        if not self._busy.acquire(blocking=kept is None):
+            assert kept is not None, "it would have waited"
+            return kept.changes
+        try:
+            began = self._clock()
+            changes = self._find(session, scope)
+            ended = self._clock()
+            if scope not in self._kept and len(self._kept) >= _SCOPES:
+                self._kept.clear()
+            self._kept[scope] = _Kept(changes, ended, ended - began)
+            return changes
+        finally:
+            self._busy.release()
+
+
+def grouped(changes: Sequence[Change]) -> tuple[tuple[Change, ...], ...]:
+    """Changes that came with one commit and in one direction, together."""
+    groups: dict[tuple[int, bool], list[Change]] = {}
+    for change in changes:
+        groups.setdefault((change.position, change.rises), []).append(change)
+    return tuple(map(tuple, groups.values()))

@@ -1,0 +1,52 @@
+"""What a cell of the grid says: its mark, its figures, and a line on how sure they are."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from runner.statistics.counts import span
+from service.reading.rate import Mark, rate_of
+
+STEPS = 20
+"""Steps into which a cell's picture of an interval divides rates from 0 to 1."""
+
+
+class Told(NamedTuple):
+    """A tuple, because a page has thousands, most of them alike.
+
+    text: `10/10`, or a word where nothing was measured. note: interval, outcomes, what is needed.
+    strength: see `Rate`. low, high: of the interval, in STEPS; both 0 where there is none.
+    trials: all that ran, also those that no rate is taken over. counts: in the order of OUTCOMES,
+    empty where nothing was measured.
+    """
+
+    mark: Mark
+    text: str = ""
+    note: str = ""
+    strength: int = 0
+    low: int = 0
+    high: int = 0
+    trials: int = 0
+    counts: tuple[int, ...] = ()
+
+
+@lru_cache(maxsize=65_536)
+def of_counts(counts: tuple[int, ...], clean_below: float) -> Told:
+    """What counts in the order of OUTCOMES say. Short: a race's verdict shows in its figures."""
+    rate = rate_of(counts, clean_below)
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in rate.counts)
+    if not rate.n:
+        return Told(rate.mark, rate.mark.words, outcomes, trials=rate.trials, counts=counts)
+    verdict = "" if rate.mark is Mark.RACES else f"{rate.mark.words}, "
+    more = f"; {rate.needed} more to be clean" if rate.needed and not rate.k else ""
+    return Told(
+        mark=rate.mark,
+        text=f"{rate.k}/{rate.n}",
+        note=f"{verdict}{span((rate.low, rate.high))}: {outcomes}{more}",
+        strength=rate.strength,
+        low=int(rate.low * STEPS),
+        high=-int(-rate.high * STEPS // 1),  # rounded up, so that the picture never claims more
+        trials=rate.trials,
+        counts=counts,
+    )
