@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -44,9 +43,7 @@ from runner.run import (
     default_parallel,
     needs_base,
 )
-from runner.sandbox import docker as docker_sandbox
-from runner.sandbox.base import Sandbox
-from runner.sandbox.process import ProcessSandbox
+from runner.sandbox.choice import BUILD_IMAGE, TRIAL_IMAGE, Choice
 from runner.settings import Settings
 from runner.subject import Options, Request, Subject
 from runner.subjects import open_subject
@@ -65,6 +62,14 @@ Repository = Annotated[
     str, typer.Option("--repo", help="git URL or folder of the subject, instead of its own")
 ]
 ToolchainName = Annotated[str, typer.Option("--toolchain", help="a toolchain by name or file")]
+Image = Annotated[
+    str,
+    typer.Option(envvar=TRIAL_IMAGE, help="what docker's containers of trials are made of"),
+]
+BuildImage = Annotated[
+    str,
+    typer.Option(envvar=BUILD_IMAGE, help="what docker's containers of builds are made of"),
+]
 """Options that several commands share."""
 
 
@@ -87,10 +92,8 @@ def run(
     parallel: Annotated[int | None, typer.Option(help="trials at a time on one device")] = None,
     devices: Annotated[str, typer.Option(help="devices, such as 0,1 (default: all GPUs)")] = "",
     sandbox: Annotated[str, typer.Option(help="process or docker")] = "process",
-    image: Annotated[
-        str,
-        typer.Option(envvar="RACEWATCH_TRIAL_IMAGE", help="what docker's containers are made of"),
-    ] = docker_sandbox.DEFAULT_IMAGE,
+    image: Image = "",
+    build_image: BuildImage = "",
     json: Annotated[Path | None, typer.Option(help="write the result to this file")] = None,
     events: Annotated[Path | None, typer.Option(help="append events as they happen")] = None,
     repo: Repository = "",
@@ -119,8 +122,14 @@ def run(
     check_parallel(parallel)
     check_output(json, "--json")
     check_output(events, "--events")
-    _check_sandbox(sandbox, image)
-    opened = open_subject(subject, Options(settings.folders, repository=repo, toolchain=toolchain))
+    choice = Choice(subject, sandbox, image, build_image)
+    choice.require()
+    for warning in choice.warnings():
+        print(f"racewatch: {warning}", file=sys.stderr)
+    choice = choice.pinned()
+    options = Options(settings.folders, repository=repo, toolchain=toolchain)
+    options = replace(options, sandbox=choice.builds(settings.home, options.jobs))
+    opened = open_subject(subject, options)
     commit = opened.resolve(_request(ref, version, with_ or []))
     found = opened.devices(device_ids(devices))
     python = opened.trial_python() if sandbox == "process" else ""
@@ -139,7 +148,7 @@ def run(
         folder=settings.runs,
         expected_handlers=opened.expected_handlers,
         command=shlex.join(["racewatch", *sys.argv[1:]]),
-        environment=opened.trial_environment(found.device),
+        environment=opened.trial_environment(found.device) | choice.recorded(),
         fallback_path=opened.trial_packages(),
         deadlines=replace(Deadlines(), progress=progress_s),
         fresh=fresh,
@@ -148,7 +157,7 @@ def run(
     )
     plan = in_own_folder(plan)
     environment = dict(plan.environment) | compilation_cache(plan, cold)
-    a_run = Run(plan, _sandbox(sandbox, plan, image, python, environment))
+    a_run = Run(plan, choice.trials(plan, python, environment, settings.home))
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
             ending = carry_out(a_run, LiveProgress(live), events)
@@ -280,29 +289,6 @@ def _build_base(
         return None
     stock = BuildId(BuildKind.STOCK)
     return Base(commit_of_base, _build_all(subject, commit_of_base, [stock], console)[stock])
-
-
-def _check_sandbox(name: str, image: str) -> None:
-    """Before anything is built for it."""
-    if name == "docker":
-        docker_sandbox.require(image)
-    elif name != "process":
-        raise InputError(f"--sandbox: unknown {name!r}; known: process, docker")
-
-
-def _sandbox(
-    name: str, plan: Plan, image: str, python: str, environment: Mapping[str, str]
-) -> Sandbox:
-    if name == "process":
-        return ProcessSandbox(plan.folder, python, environment)
-    return docker_sandbox.DockerSandbox.open(
-        plan.folder,
-        run=plan.run,
-        device=plan.device,
-        parallel=plan.parallel,
-        image=image,
-        environment=environment,
-    )
 
 
 def main() -> None:

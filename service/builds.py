@@ -92,7 +92,8 @@ def _trusted(runs: Sequence[Run]) -> bool:
 
 @dataclass(frozen=True)
 class BuildJob:
-    """A build that a worker has taken. token: what storing its end takes."""
+    """A build that a worker has taken. token: what storing its end takes. trusted: whether its
+    compilers may add to the cache that the builds of others read."""
 
     id: int
     token: UUID
@@ -100,6 +101,7 @@ class BuildJob:
     name: str
     commit: dict[str, Any]
     architecture: str
+    trusted: bool
 
 
 def take(
@@ -137,6 +139,7 @@ def take(
         name=wanted.name,
         commit=as_result(commit, next((r.ref for r in runs if r.commit_id == commit.id), "")),
         architecture=wanted.architecture,
+        trusted=_trusted(runs),
     )
 
 

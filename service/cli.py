@@ -14,10 +14,10 @@ import typer
 from sqlmodel import col, select
 
 from runner import matrix as matrices
-from runner.cli import app
+from runner.cli import BuildImage, Image, app
 from runner.errors import InputError
 from runner.node import check_output, check_parallel, device_ids, guarded
-from runner.sandbox import docker as docker_sandbox
+from runner.sandbox.choice import Choice
 from service import credential_cli, history, imports, prune, schema, tokens
 from service import demo as the_demo
 from service.bisect_command import Asked, bisect
@@ -58,9 +58,8 @@ def worker_command(
     devices: Annotated[str, typer.Option(help="devices, such as 0,1 (default: all)")] = "",
     parallel: Annotated[int | None, typer.Option(help="trials at a time on one device")] = None,
     sandbox: Annotated[str, typer.Option(help="process or docker")] = "process",
-    image: Annotated[
-        str, typer.Option(envvar="RACEWATCH_TRIAL_IMAGE", help="of docker's containers")
-    ] = docker_sandbox.DEFAULT_IMAGE,
+    image: Image = "",
+    build_image: BuildImage = "",
     name: Annotated[str, typer.Option(help="what pages call it (default: host and pid)")] = "",
     build: Annotated[bool, typer.Option(help="take builds")] = True,
     trials: Annotated[bool, typer.Option(help="take trials")] = True,
@@ -68,10 +67,11 @@ def worker_command(
     """Build commits and run trials from the queue, until Ctrl-C: then finish what is in hand."""
     if parallel is not None and parallel < 1:
         raise InputError(f"--parallel: must be at least 1, got {parallel}")
-    if sandbox == "docker":
-        docker_sandbox.require(image)
-    elif sandbox != "process":
-        raise InputError(f"--sandbox: unknown {sandbox!r}; known: process, docker")
+    for one in subject or ["te"]:
+        choice = Choice(one, sandbox, image, build_image)
+        choice.require(builds=build, trials=trials)
+        for warning in choice.warnings():
+            logging.getLogger("racewatch.worker").warning("%s", warning)
     if not build and not trials:
         raise InputError("--no-build --no-trials leaves a worker nothing to do: drop one")
     settings = _settings()
@@ -83,6 +83,7 @@ def worker_command(
         devices=tuple(device_ids(devices)),
         sandbox=sandbox,
         image=image,
+        build_image=build_image,
         parallel=parallel,
         build=build,
         trials=trials,
@@ -254,6 +255,11 @@ def bisect_command(
     parallel: Annotated[int | None, typer.Option(help="trials at a time on one device")] = None,
     record: Annotated[Path | None, typer.Option(help="where events are kept and gone on")] = None,
     json: Annotated[Path | None, typer.Option(help="write the result to this file")] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="only make the builds, and a bundle to bisect on an offline GPU host"),
+    ] = None,
+    arch: Annotated[str, typer.Option(help="GPU architecture of that host")] = "90",
 ) -> None:
     """Find which commit changed a cell's failure rate, and how sure that is.
 
@@ -263,7 +269,7 @@ def bisect_command(
     check_output(json, "--json")
     asked = Asked(
         subject, good, bad, cell, matrix, confidence, budget, repo, toolchain,
-        tuple(device_ids(devices)), parallel, record, json,
+        tuple(device_ids(devices)), parallel, record, json, bundle, arch if bundle else "",
     )  # fmt: skip
     raise typer.Exit(bisect(asked))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from runner.sandbox.docker_engine import (
     find_image,
     locked,
     read_only,
+    talk,
 )
 from runner.sandbox.docker_gpu import gpu_request
 from runner.sandbox.docker_owner import LABEL_ATTEMPT, LABEL_KIND, LABEL_RUN, remove_leftovers
@@ -105,20 +105,17 @@ class DockerSandbox:
         home: a folder that the engine reaches, for what it shall share of this process's own.
         Raises InfrastructureError where no engine answers or it lacks the image.
         """
-        with closing(connect()) as client:
-            try:
-                remove_leftovers(client)
-                image_id = find_image(client, image, _NEEDS)
-                info = client.info()
-                paths = EnginePaths.of(client)
-            except (DockerException, OSError) as error:
-                raise InfrastructureError(f"the Docker engine failed: {error}") from error
+        with talk() as client:
+            remove_leftovers(client)
+            found = find_image(client, image, _NEEDS)
+            info = client.info()
+            paths = EnginePaths.of(client)
         return cls(
             folder,
             run=run,
             attempt=attempt,
             device=device,
-            image=image_id,
+            image=found,
             limits=Limits.of_trials(info, parallel),
             environment=environment,
             info=info,
@@ -227,8 +224,13 @@ class DockerSandbox:
 
 def require(image: str) -> None:
     """Raise InfrastructureError unless an engine answers and has the image of trials."""
-    with closing(connect()) as client:
-        find_image(client, image, _NEEDS)
+    image_id(image)
+
+
+def image_id(image: str) -> str:
+    """The id of an image of trials. Raises InfrastructureError where it is not there."""
+    with talk() as client:
+        return find_image(client, image, _NEEDS)
 
 
 def _with_targets(folder: Path) -> Iterator[Path]:
@@ -251,5 +253,6 @@ __all__ = [
     "connect",
     "default_image",
     "find_image",
+    "image_id",
     "require",
 ]

@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,11 @@ from runner.sandbox.docker_engine import (
     Limits,
     connect,
     find_image,
-    in_memory,
     locked,
     read_only,
+    talk,
 )
-from runner.sandbox.docker_owner import LABEL_ATTEMPT, LABEL_KIND, remove_leftovers
+from runner.sandbox.docker_owner import LABEL_ATTEMPT, LABEL_KIND, LABEL_RUN, remove_leftovers
 from runner.sandbox.docker_parent import attach, describe_end, frames
 from runner.sandbox.docker_paths import PACKAGE, EnginePaths, require_readable
 from runner.sandbox.process_build import lack_in
@@ -55,7 +54,7 @@ def default_image(subject: str) -> str:
 
 def require(image: str) -> None:
     """Raise InfrastructureError unless an engine answers and has the image of builds."""
-    with closing(connect()) as client:
+    with talk() as client:
         find_image(client, image, _NEEDS)
 
 
@@ -76,6 +75,7 @@ class DockerBuilds:
         image: str,
         limits: Limits,
         trusted: bool = False,
+        run: str = "",
         attempt: str = "",
         paths: EnginePaths | None = None,
     ) -> None:
@@ -83,7 +83,7 @@ class DockerBuilds:
         self._image = image
         self._limits = limits
         self._trusted = trusted
-        self._attempt = attempt
+        self._labels = {LABEL_KIND: "build", LABEL_RUN: run, LABEL_ATTEMPT: attempt}
         self._paths = paths or EnginePaths()
         self._package = self._paths.package(self._home)
         self.facts: Mapping[str, str] = {"image": image}
@@ -96,22 +96,26 @@ class DockerBuilds:
         jobs: int,
         image: str = DEFAULT_IMAGE,
         trusted: bool = False,
+        run: str = "",
         attempt: str = "",
     ) -> DockerBuilds:
         """For this host's engine, after removing what runners that are gone have left on it.
 
         Raises InfrastructureError where no engine answers or it lacks the image.
         """
-        with closing(connect()) as client:
-            try:
-                remove_leftovers(client)
-                image_id = find_image(client, image, _NEEDS)
-                limits = Limits.of_build(client.info(), jobs)
-                paths = EnginePaths.of(client)
-            except (DockerException, OSError) as error:
-                raise InfrastructureError(f"the Docker engine failed: {error}") from error
+        with talk() as client:
+            remove_leftovers(client)
+            image_id = find_image(client, image, _NEEDS)
+            limits = Limits.of_build(client.info(), jobs)
+            paths = EnginePaths.of(client)
         return cls(
-            home, image=image_id, limits=limits, trusted=trusted, attempt=attempt, paths=paths
+            home,
+            image=image_id,
+            limits=limits,
+            trusted=trusted,
+            run=run,
+            attempt=attempt,
+            paths=paths,
         )
 
     def open(self, workspace: Workspace) -> DockerWorkshop:
@@ -130,11 +134,13 @@ class DockerBuilds:
                 **locked(
                     self._limits,
                     self._paths,
-                    labels={LABEL_KIND: "build", LABEL_ATTEMPT: self._attempt},
+                    labels=self._labels,
                     mounts=mounts,
                     environment={"LC_ALL": "C", **environment},
                     folder=str(workspace.folder),
-                    memory_folders={str(workspace.out): in_memory(self._limits.kept, "exec")},
+                    memory_folders={
+                        str(workspace.out): self._limits.in_memory(self._limits.kept, "exec")
+                    },
                 ),
             )
             path = ":".join([*map(str, workspace.path), _path_in(client, self._image)])
@@ -218,6 +224,7 @@ class DockerWorkshop:
         self._limits = limits
         self._began = time.time()
         self._lock = threading.Lock()
+        self._ending = threading.Lock()
         self._ended = False
         self._commands: list[DockerCommand] = []
         try:
@@ -306,19 +313,20 @@ class DockerWorkshop:
 
     def end(self) -> None:
         """See Workshop; the container is removed, with all that was not fetched."""
-        with self._lock:
+        with self._ending:  # who comes second waits until it is gone
             if self._ended:
                 return
             self._ended = True
-            commands = list(self._commands)
-        # The engine removes no container while it waits for somebody to take what it printed.
-        for command in commands:
-            command.shut()
-        with contextlib.suppress(NotFound, DockerException, OSError):
-            # Without an engine nothing can be removed; the next start finds it by its labels.
-            self._container.remove(force=True, v=True)
-        self._stream.close()
-        self._client.close()
+            with self._lock:
+                commands = list(self._commands)
+            # The engine removes no container while somebody may yet take what it printed.
+            for command in commands:
+                command.shut()
+            with contextlib.suppress(NotFound, DockerException, OSError):
+                # Without an engine nothing can be removed; the next start finds it by its labels.
+                self._container.remove(force=True, v=True)
+            self._stream.close()
+            self._client.close()
 
 
 class DockerCommand:

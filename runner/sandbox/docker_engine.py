@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +19,16 @@ from runner.sandbox.docker_paths import EnginePaths
 UNPRIVILEGED = 64120
 """User and group in every container; no system account has that number, nor does any runner."""
 GIB = 2**30
-_FILES_OF_MEMORY = 200_000
-"""Files and folders that a folder in memory may hold: each takes about 1 KiB of the kernel's."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one container may use: bytes of memory, cores, processes and threads; bytes of /tmp
-    (which is memory), of one file, and of all that is to be kept of what it writes."""
+    """What one container may use.
+
+    memory: in bytes. pids: processes and threads. tmp: bytes of /tmp, which is memory. file: bytes
+    of one file. kept: bytes of all that it writes elsewhere. files: how many a folder in memory
+    holds; each takes about 1 KiB of the kernel's.
+    """
 
     memory: int
     cpus: int
@@ -33,6 +36,7 @@ class Limits:
     tmp: int = 2 * GIB
     file: int = 64 * 2**20
     kept: int = GIB
+    files: int = 200_000
 
     @classmethod
     def of_trials(cls, info: Mapping[str, Any], parallel: int) -> Limits:
@@ -53,6 +57,12 @@ class Limits:
         # One file may be larger than all: a full disk is told better than a signal.
         return cls(memory=memory, cpus=cpus, pids=pids, tmp=GIB, file=2 * kept, kept=kept)
 
+    def in_memory(self, size: int, *options: str) -> str:
+        """Mount options of a folder in memory that holds at most `size` bytes."""
+        limits = f"size={size},nr_inodes={self.files}"
+        owner = f"uid={UNPRIVILEGED},gid={UNPRIVILEGED},mode=1777"
+        return ",".join(["rw", "nosuid", "nodev", *options, limits, owner])
+
 
 def connect() -> docker.DockerClient:
     """A client of this host's engine. Raises InfrastructureError where none answers."""
@@ -71,6 +81,16 @@ def connect() -> docker.DockerClient:
             f"that you trust ({error})"
         ) from error
     return client
+
+
+@contextmanager
+def talk() -> Iterator[docker.DockerClient]:
+    """A client for a while. Raises InfrastructureError, also for what the engine fails at in it."""
+    with closing(connect()) as client:
+        try:
+            yield client
+        except (DockerException, OSError) as error:
+            raise InfrastructureError(f"the Docker engine failed: {error}") from error
 
 
 def find_image(client: docker.DockerClient, image: str, needs: str) -> str:
@@ -107,7 +127,7 @@ def locked(
         "user": f"{UNPRIVILEGED}:{UNPRIVILEGED}",
         "mounts": list(mounts),
         "read_only": True,
-        "tmpfs": {"/tmp": in_memory(limits.tmp, "noexec"), **(memory_folders or {})},
+        "tmpfs": {"/tmp": limits.in_memory(limits.tmp, "noexec"), **(memory_folders or {})},
         "shm_size": limits.tmp // 4,
         "network_mode": "none",
         "ipc_mode": "private",
@@ -130,13 +150,6 @@ def locked(
             LABEL_CONTAINER: paths.container,
         },
     }
-
-
-def in_memory(size: int, *options: str) -> str:
-    """Mount options of a folder in memory that holds at most `size` bytes."""
-    limits = f"size={size},nr_inodes={_FILES_OF_MEMORY}"
-    owner = f"uid={UNPRIVILEGED},gid={UNPRIVILEGED},mode=1777"
-    return ",".join(["rw", "nosuid", "nodev", *options, limits, owner])
 
 
 def read_only(source: str, target: str) -> Mount:

@@ -144,6 +144,8 @@ class DockerParent:
         self._pump.join()
         self._watch.join()
         self._stream.close()
+        for path in self._written:
+            path.chmod(0o644)
         os.close(self._log)
         self._client.close()
 

@@ -1,7 +1,8 @@
-"""A real Docker engine, and an image on it to run trials in: Debian's smallest, with Python."""
+"""A real Docker engine, and images on it for trials and builds: Debian's smallest, with Python."""
 
 from __future__ import annotations
 
+import io
 import os
 import platform
 import shutil
@@ -17,7 +18,9 @@ from runner.errors import InfrastructureError
 from runner.sandbox.docker import connect
 
 IMAGE = "racewatch-test-base"
+BUILD_IMAGE = "racewatch-test-builder"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+COMPILERS = ("g++", "ccache", "cmake", "ninja-build", "python3-dev")
 
 
 @pytest.fixture(scope="session")
@@ -37,17 +40,40 @@ def image(
     needs: Callable[[object, str], None],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> str:
-    """Made from Debian's packages where the engine does not have it yet: no registry is asked."""
-    try:
-        engine.images.get(IMAGE)
-    except ImageNotFound:
+    """To run trials in. Made from Debian's packages where the engine does not have it: no registry
+    is asked."""
+    if not _has(engine, IMAGE):
         able = os.getuid() == 0 and shutil.which("debootstrap") and shutil.which("apt-get")
         needs(able, f"image {IMAGE}, nor debootstrap and root to make it")
-        _make_image(engine, tmp_path_factory.mktemp("base"))
+        _bootstrap(engine, tmp_path_factory.mktemp("base"))
     return IMAGE
 
 
-def _make_image(engine: docker.DockerClient, scratch: Path) -> None:
+@pytest.fixture(scope="session")
+def build_image(engine: docker.DockerClient, image: str) -> str:
+    """To build in: the same with compilers."""
+    if not _has(engine, BUILD_IMAGE):
+        install = f"apt-get install -qy --no-install-recommends {' '.join(COMPILERS)}"
+        steps = [f"FROM {image}", f"RUN apt-get update -q && {install} && apt-get clean"]
+        engine.images.build(
+            fileobj=io.BytesIO("\n".join(steps).encode()),
+            tag=BUILD_IMAGE,
+            network_mode="host",
+            rm=True,
+            forcerm=True,
+        )
+    return BUILD_IMAGE
+
+
+def _has(engine: docker.DockerClient, image: str) -> bool:
+    try:
+        engine.images.get(image)
+    except ImageNotFound:
+        return False
+    return True
+
+
+def _bootstrap(engine: docker.DockerClient, scratch: Path) -> None:
     suite = platform.freedesktop_os_release()["VERSION_CODENAME"]
     root, archive = scratch / "root", scratch / "root.tar"
     packages = "--include=python3,libstdc++6"

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,27 @@ from docker.models.containers import Container
 from runner import demo_build
 from runner.errors import InfrastructureError
 from runner.result import Device
+from runner.run import PreparedBuild
 from runner.sandbox import docker_parent
-from runner.sandbox.docker import GIB, PACKAGE, UNPRIVILEGED, DockerSandbox, Limits, require
-from runner.sandbox.docker_owner import LABEL_KIND, LABEL_OWNER, LABEL_RUN, remove_leftovers
+from runner.sandbox.docker import DockerSandbox, require
+from runner.sandbox.docker_engine import GIB, UNPRIVILEGED, Limits
+from runner.sandbox.docker_owner import (
+    LABEL_ATTEMPT,
+    LABEL_KIND,
+    LABEL_OWNER,
+    LABEL_RUN,
+    remove_leftovers,
+)
 from runner.sandbox.docker_parent import DockerParent
+from runner.sandbox.docker_paths import PACKAGE
 from runner.trial.program import ParentConfig, TrialSpec
 
 Config = Callable[..., ParentConfig]
 Spec = Callable[..., TrialSpec]
+Build = Callable[..., PreparedBuild]
 Racewatch = Callable[..., "subprocess.Popen[str]"]
 
-LIMITS = Limits(memory=512 * 2**20, cpus=1, pids=64, tmp=16 * 2**20, file=2**20)
+LIMITS = Limits(memory=512 * 2**20, cpus=1, pids=64, tmp=16 * 2**20, file=2**20, kept=8 * 2**20)
 EMULATED = Device("emulated", "emulated device", ids=("0",))
 WAIT_S = 60.0
 CELLS = """
@@ -70,10 +81,11 @@ Sandbox = Callable[..., DockerSandbox]
 
 @pytest.fixture
 def sandbox(engine: docker.DockerClient, image: str, folder: Path) -> Sandbox:
-    def of(device: Device = EMULATED, limits: Limits = LIMITS) -> DockerSandbox:
-        if os.getuid() == 0:
-            os.chown(folder, UNPRIVILEGED, UNPRIVILEGED)
-        return DockerSandbox(folder, run="the-run", device=device, image=image, limits=limits)
+    def of(device: Device = EMULATED, limits: Limits = LIMITS, **options: Any) -> DockerSandbox:
+        return DockerSandbox(
+            folder, run="the-run", attempt="the-attempt", device=device, image=image,
+            limits=limits, **options,
+        )  # fmt: skip
 
     return of
 
@@ -125,6 +137,13 @@ def events(parent: DockerParent) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, lines)
 
 
+def events_until_exit(parent: DockerParent) -> Iterator[dict[str, Any]]:
+    for event in events(parent):
+        yield event
+        if event["event"] == "exit":
+            return
+
+
 def start(spec: TrialSpec) -> dict[str, Any]:
     return {"op": "start", "spec": {**vars(spec), "environment": dict(spec.environment)}}
 
@@ -158,6 +177,7 @@ def test_the_same_run_gives_the_same_outcomes_in_process_and_in_docker(
     status: int,
     failed: list[tuple[int, int]],
     image: str,
+    build_image: str,
     racewatch: Racewatch,
     tmp_path: Path,
 ) -> None:
@@ -168,13 +188,39 @@ def test_the_same_run_gives_the_same_outcomes_in_process_and_in_docker(
         out = tmp_path / f"{name}.json"
         run = racewatch(
             *("run", "--subject", "demo", "--ref", ref, "--matrix", str(matrix)),
-            *("--sandbox", name, "--image", image, "--json", str(out)),
+            *("--sandbox", name, "--image", image, "--build-image", build_image),
+            *("--json", str(out)),
         )
         said = "".join(run.communicate(timeout=300))
         assert run.returncode == status, said
         told[name] = json.loads(out.read_text())
         assert [(cell["n"], cell["k"]) for cell in told[name]["cells"]] == failed
     assert told["docker"]["parity"] == told["process"]["parity"]
+
+
+def test_a_run_in_docker_builds_there_too_what_a_process_would_have_built(
+    engine: docker.DockerClient,
+    image: str,
+    build_image: str,
+    racewatch: Racewatch,
+    build: Build,
+    tmp_path: Path,
+) -> None:
+    home, out = tmp_path / "home", tmp_path / "out.json"
+    run = racewatch(
+        *("run", "--subject", "demo", "--ref", "race", "--cell", "stock, alone", "--trials", "1"),
+        *("--sandbox", "docker", "--image", image, "--build-image", build_image),
+        *("--json", str(out)),
+        RACEWATCH_HOME=str(home),
+    )
+    said = "".join(run.communicate(timeout=300))
+    assert run.returncode == 0, said
+    told = json.loads(out.read_text())
+    assert told["environment"]["RACEWATCH_TRIAL_IMAGE"] == engine.images.get(image).id
+    (made,) = told["builds"].values()
+    assert made["facts"]["image"] == engine.images.get(build_image).id
+    (library,) = (home / "builds").glob(f"*/{demo_build.LIBRARY}")
+    assert library.read_bytes() == (Path(build("race").folder) / demo_build.LIBRARY).read_bytes()
 
 
 def test_events_come_on_a_descriptor_of_their_own(
@@ -191,7 +237,6 @@ def test_events_come_on_a_descriptor_of_their_own(
     assert kinds[0] == "started"
     assert "result" in kinds
     assert "Traceback" in log.read_text()  # the race's error: the trial's own output
-    assert log.stat().st_uid == (os.getuid() or UNPRIVILEGED)
 
 
 def test_a_container_is_made_for_a_parent_and_not_for_a_trial(
@@ -225,7 +270,7 @@ def test_a_build_may_be_a_folder_of_links(sandbox: Sandbox, config: Config, tmp_
 
 
 def test_the_engine_reports_every_limit_of_a_container(
-    parent: DockerParent, engine: docker.DockerClient, config: Config, folder: Path
+    parent: DockerParent, engine: docker.DockerClient, image: str, config: Config, folder: Path
 ) -> None:
     reported = the_container(engine).attrs
     host = reported["HostConfig"]
@@ -243,21 +288,26 @@ def test_the_engine_reports_every_limit_of_a_container(
     assert not host["Devices"]
     assert list(host["Tmpfs"]) == ["/tmp"]
     assert "noexec" in host["Tmpfs"]["/tmp"]
+    assert "nr_inodes=" in host["Tmpfs"]["/tmp"]
+    assert host["IpcMode"] == "private"
+    assert not host["PidMode"]
+    assert not host["UsernsMode"]
     assert {(m["Source"], m["Destination"], m["RW"]) for m in reported["Mounts"]} == {
         (str(PACKAGE), str(PACKAGE), False),
         (config().build_dir, config().build_dir, False),
-        (str(folder), str(folder), True),
+        (str(folder / "parent-001"), str(folder), True),
     }
-    user = int(reported["Config"]["User"].split(":")[0])
-    assert user == (os.getuid() or UNPRIVILEGED)
+    assert reported["Config"]["User"] == f"{UNPRIVILEGED}:{UNPRIVILEGED}"
+    assert reported["Image"] == engine.images.get(image).id
     labels = reported["Config"]["Labels"]
     assert (labels[LABEL_KIND], labels[LABEL_RUN]) == ("trial", "the-run")
+    assert labels[LABEL_ATTEMPT] == "the-attempt"
 
 
 def test_a_trial_has_no_privileges(parent: DockerParent, engine: docker.DockerClient) -> None:
     code = "print(json.dumps(dict(l.split(':\\t', 1) for l in open('/proc/self/status'))))"
     status = {key: value.strip() for key, value in inside(engine, code).items()}
-    assert status["Uid"].split() == [str(os.getuid() or UNPRIVILEGED)] * 4
+    assert status["Uid"].split() == [str(UNPRIVILEGED)] * 4
     for capabilities in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
         assert int(status[capabilities], 16) == 0
     assert status["NoNewPrivs"] == "1"
@@ -279,8 +329,8 @@ print(json.dumps(found))
     assert inside(engine, code) == found
 
 
-def test_a_trial_writes_to_its_run_and_to_its_own_memory_only(
-    parent: DockerParent, engine: docker.DockerClient, folder: Path
+def test_a_trial_can_make_files_in_its_own_memory_only(
+    parent: DockerParent, engine: docker.DockerClient
 ) -> None:
     code = """
 writable = []
@@ -295,23 +345,61 @@ for path, names, _ in os.walk("/"):
             writable.append(path)
 print(json.dumps(writable))
 """
-    in_memory = {"/tmp", "/dev/shm", "/dev/mqueue"}
-    assert set(inside(engine, code)) == {str(folder), *in_memory}
+    assert set(inside(engine, code)) == {"/tmp", "/dev/shm", "/dev/mqueue"}
 
 
-def test_a_trial_sees_no_other_run_and_no_socket_of_the_engine(
-    parent: DockerParent, engine: docker.DockerClient, folder: Path
+def test_a_trial_writes_to_its_own_log_and_trace(
+    parent: DockerParent, engine: docker.DockerClient, spec: Spec, folder: Path
 ) -> None:
-    socket_of_engine = "/var/run/docker.sock"
-    code = f"print(json.dumps([os.listdir({str(folder.parent)!r}), "
-    code += f"os.path.exists({socket_of_engine!r}), sorted(os.environ)]))"
-    runs, has_socket, environment = inside(engine, code)
-    assert runs == [folder.name]
-    assert not has_socket
-    assert set(environment) <= {
-        *("HOME", "HOSTNAME", "PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"),
-        *("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "LC_CTYPE"),
-    }
+    log, trace = folder / "trial.log", folder / "trial.handlers"
+    trial = TrialSpec(**{**vars(spec()), "log": str(log), "trace": str(trace)})
+    parent.send(start(trial))
+    assert any(event["event"] == "exit" for event in events_until_exit(parent))
+    code = f"""
+for name in ("trial.log", "trial.handlers"):
+    with open(os.path.join({str(folder)!r}, name), "a") as file:
+        file.write("mine")
+print(json.dumps(sorted(os.listdir({str(folder)!r}))))
+"""
+    assert inside(engine, code) == ["trial.handlers", "trial.log"]
+    assert log.read_text().endswith("mine")
+    assert trace.read_text().endswith("mine")
+
+
+def test_two_parents_of_a_run_do_not_see_each_others_files(
+    sandbox: Sandbox, config: Config, spec: Spec, folder: Path, engine: docker.DockerClient
+) -> None:
+    run = sandbox()
+    one, other = run.start(config()), run.start(config())
+    try:
+        log = folder / "trial.log"
+        one.send(start(TrialSpec(**{**vars(spec()), "log": str(log)})))
+        assert any(event["event"] == "exit" for event in events_until_exit(one))
+        code = f"import os; print(os.listdir({str(folder)!r}))"
+        seen = {
+            container.exec_run(["python3", "-c", code]).output.decode().strip()
+            for container in containers_of(engine, LABEL_OWNER, str(os.getpid()))
+        }
+        assert seen == {"[]", "['trial.log']"}
+    finally:
+        one.close()
+        other.close()
+
+
+def test_trials_that_write_too_much_are_ended(
+    sandbox: Sandbox, config: Config, spec: Spec, folder: Path, engine: docker.DockerClient
+) -> None:
+    little = replace(LIMITS, kept=200_000)
+    parent = sandbox(limits=little).start(config())
+    try:
+        log = str(folder / "trial.log")
+        parent.send(start(TrialSpec(**{**vars(spec()), "log": log})))
+        assert any(event["event"] == "exit" for event in events_until_exit(parent))
+        the_container(engine).exec_run(["sh", "-c", f"head -c 900000 /dev/zero >> {log}"])
+        assert list(events(parent)) == []
+        assert "its trials wrote more than 0 MB" in parent.last_words()
+    finally:
+        parent.close()
 
 
 def test_a_trial_cannot_fork_without_end(parent: DockerParent, engine: docker.DockerClient) -> None:
@@ -333,18 +421,38 @@ for child in children:
 
 
 def test_a_trial_cannot_write_a_file_without_end(
-    parent: DockerParent, engine: docker.DockerClient, folder: Path
+    parent: DockerParent, engine: docker.DockerClient, spec: Spec, folder: Path
 ) -> None:
+    log = folder / "trial.log"
+    parent.send(start(TrialSpec(**{**vars(spec()), "log": str(log)})))
+    assert any(event["event"] == "exit" for event in events_until_exit(parent))
     code = f"""
 written = 0
-with open({str(folder / "big")!r}, "wb", buffering=0) as file:
+with open({str(log)!r}, "wb", buffering=0) as file:
     try:
         while True:
             written += file.write(bytes(1 << 16))
-    except OSError:
-        print(json.dumps(written))
+    except OSError as error:
+        print(json.dumps([written, os.strerror(error.errno)]))
 """
-    assert inside(engine, code) == LIMITS.file
+    assert inside(engine, code) == [LIMITS.file, "File too large"]
+
+
+def test_a_trial_fills_its_own_memory_and_no_disk(
+    parent: DockerParent, engine: docker.DockerClient
+) -> None:
+    code = """
+written = 0
+try:
+    for number in range(1000):
+        with open(f"/tmp/{number}", "wb", buffering=0) as file:
+            written += file.write(bytes(1 << 20))
+except OSError as error:
+    print(json.dumps([written, os.strerror(error.errno)]))
+"""
+    written, said = inside(engine, code)
+    assert written <= LIMITS.tmp
+    assert said == "No space left on device"
 
 
 def test_memory_without_end_ends_the_parent_and_says_so(hostile: Callable[..., Any]) -> None:
@@ -398,16 +506,36 @@ def test_a_log_that_is_a_link_is_not_followed(
 # A GPU
 
 
-def test_a_gpu_is_asked_for_by_its_number_and_is_the_only_one_inside(
-    sandbox: Sandbox, config: Config, engine: docker.DockerClient
+@pytest.mark.parametrize(
+    ("found", "asked"),
+    [
+        (
+            [],
+            {"Driver": "", "DeviceIDs": ["GPU-b"], "Capabilities": [["gpu", "compute", "utility"]]},
+        ),
+        (
+            [{"Source": "cdi", "ID": "nvidia.com/gpu=GPU-b"}],
+            {"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=GPU-b"], "Capabilities": None},
+        ),
+    ],
+)
+def test_a_gpu_is_asked_for_by_its_uuid_and_is_the_only_one_inside(
+    sandbox: Sandbox,
+    config: Config,
+    folder: Path,
+    engine: docker.DockerClient,
+    found: list[dict[str, str]],
+    asked: dict[str, Any],
 ) -> None:
     cuda = Device("cuda", "GPU", ids=("2", "3"))
-    container = sandbox(cuda).create(engine, config(device="3"))
+    uuids = {"2": "GPU-a", "3": "GPU-b"}
+    made = sandbox(cuda, info={"DiscoveredDevices": found}, uuids=uuids)
+    container = made.create(engine, config(device="3"), folder)
     try:
         container.reload()
         (request,) = container.attrs["HostConfig"]["DeviceRequests"]
-        assert request["DeviceIDs"] == ["3"]
-        assert request["Capabilities"] == [["gpu", "compute", "utility"]]
+        assert {key: request[key] or asked[key] for key in asked} == asked
+        assert not request["Count"]
         assert json.loads(container.attrs["Args"][-2])["device"] == "0"
     finally:
         container.remove(force=True)
@@ -495,7 +623,7 @@ def test_the_containers_of_a_living_runner_are_left_alone(
     assert the_container(engine).status == "running"
 
 
-def test_opening_the_sandbox_removes_leftovers_and_gives_the_folder_to_the_trials(
+def test_opening_the_sandbox_removes_leftovers(
     image: str, folder: Path, engine: docker.DockerClient
 ) -> None:
     nobody = engine.containers.create(
@@ -503,7 +631,6 @@ def test_opening_the_sandbox_removes_leftovers_and_gives_the_folder_to_the_trial
     )
     DockerSandbox.open(folder, run="r", device=EMULATED, parallel=1, image=image)
     assert nobody.id not in {one.id for one in engine.containers.list(all=True)}
-    assert folder.stat().st_uid == (os.getuid() or UNPRIVILEGED)
 
 
 # What is missing
@@ -528,8 +655,17 @@ def test_an_engine_on_another_host_is_refused(monkeypatch: pytest.MonkeyPatch) -
         require("any")
 
 
+def test_a_build_folder_that_containers_cannot_read_is_named_with_the_way_out(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    (tmp_path / "private").mkdir(mode=0o700)
+    config = ParentConfig("demo", str(tmp_path / "private"), "registered", "0")
+    with pytest.raises(InfrastructureError, match=r"private cannot be read .* chmod -R o\+rX"):
+        sandbox().start(config)
+
+
 def test_limits_leave_memory_to_the_host_and_grow_with_parallel_trials() -> None:
     info = {"NCPU": 128, "MemTotal": 512 * GIB}
-    one, many = Limits.of_engine(info, 1), Limits.of_engine(info, 16)
+    one, many = Limits.of_trials(info, 1), Limits.of_trials(info, 16)
     assert (one.memory, one.cpus) == (384 * GIB, 128)
     assert (one.pids, many.pids) == (2 * 1024, 17 * 1024)
