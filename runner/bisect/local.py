@@ -124,6 +124,14 @@ class Local:
                 self._log.append(event)
                 self.state = self.state.observe(event)
                 yield Step(self.state, decision, event)
+                if self._is_settled(decision):
+                    break
+
+    def _is_settled(self, decision: Decision) -> bool:
+        """Whether the check that these probes are for has ended: it needs no further turn."""
+        check = decision.probes[0].check if decision.probes else 0
+        now_open = self.state.check
+        return bool(check) and (now_open is None or now_open.number != check)
 
     def decide(self) -> Decision:
         """What is to be done now, on one machine with one builder."""
