@@ -21,11 +21,12 @@ Failure rates of race trials by commit: what was run, what it showed, and how su
 - Reading is open unless the service is private; writing takes `Authorization: Bearer <token>`.
 - Errors are `application/problem+json` (RFC 9457); `detail` is one sentence.
 - Lists come in pages: follow `next`, or the `Link` header, until it is gone.
-- Lists of runs, cells and trials come as CSV too: `?format=csv` or `Accept: text/csv`.
+- Lists of runs, cells, trials and bisections come as CSV too: `?format=csv` or `Accept: text/csv`.
 """
 TAGS = [
     {"name": "runs", "description": "A commit through a matrix on one kind of device."},
     {"name": "trials", "description": "One fresh process each, with its evidence and its log."},
+    {"name": "bisections", "description": "Which commit changed a cell's rate, and how sure."},
     {"name": "commits", "description": "Commits along a branch, and their cells."},
     {"name": "subjects", "description": "What is tracked, and with which matrices."},
     {"name": "pulls", "description": "Pull requests, and approvals of their head commits."},

@@ -24,6 +24,7 @@ from service.app import create_app
 from service.database import Database
 from service.settings import ServiceSettings
 from tests.service.api.history import FORK_HEAD, GOOD, RACE, SUBJECT, make
+from tests.service.reading.bisected import CELL, Bisections, path
 from tests.service.seeds import NOON
 
 ASKED = os.environ.get("RACEWATCH_API_EXAMPLES", "")
@@ -32,7 +33,7 @@ EXAMPLES = int(ASKED or 8)
 CONFIG = {
     "operations": [
         {
-            "include-operation-id": ["startRun", "importResult"],
+            "include-operation-id": ["startRun", "startBisection", "importResult"],
             "checks": {
                 "positive_data_acceptance": {
                     "expected-statuses": ["2xx", "401", "403", "404", "409", "422"]
@@ -41,7 +42,7 @@ CONFIG = {
         }
     ],
 }
-NO_ROW = UUID(int=1)
+NO_ROW, BISECTION = UUID(int=1), UUID(int=2)
 
 
 class Current:
@@ -71,6 +72,10 @@ schema = document()
 def asked(db: Database, admin: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
     """The application on a database that has something to show; a token for everything."""
     make(db)
+    with db.session() as session:
+        them = Bisections(session)
+        them.order(SUBJECT, "sm90", "v2.7", "main", identity=BISECTION)
+        them.ranged(BISECTION, path(SUBJECT, 5))
     own = ServiceSettings(home=tmp_path, config=None, private=False, webhook_secret="s3cret")
     schema.app.app = create_app(own, db)
     yield admin
@@ -81,18 +86,23 @@ def with_what_is_there(case: Any) -> None:
     """Let some good requests name what is there: made-up names and ids only ever find nothing."""
     if not case.meta.generation.mode.is_positive:
         return
-    query, path, body = case.query or {}, case.path_parameters or {}, case.body
+    query, places, body = case.query or {}, case.path_parameters or {}, case.body
     if "cursor" in query:
-        timed = case.operation.path.endswith(("/runs", "/workers"))
+        timed = case.operation.path.endswith(("/runs", "/workers", "/bisections"))
         query["cursor"] = cursor.at_moment(NOON, NO_ROW) if timed else cursor.at_number(3)
     if query.get("branch") == "main" or len(str(query)) % 2:
         there = {"subject": SUBJECT, "a": GOOD, "b": RACE, "branch": "main", "from": GOOD}
         query.update({name: value for name, value in there.items() if name in query})
     for name in ("trial_id", "build_id"):
-        if isinstance(path.get(name), int) and path[name] % 2:
-            path[name] = 1
+        if isinstance(places.get(name), int) and places[name] % 2:
+            places[name] = 1
+    if str(places.get("bisection_id", "?"))[-1] in "02468ace":
+        places["bisection_id"] = str(BISECTION)
     if isinstance(body, dict) and "subject" in body and len(str(body)) % 3:
-        there = {"subject": SUBJECT, "pull": 12, "sha": FORK_HEAD}
+        there = {"subject": SUBJECT, "pull": 12, "sha": FORK_HEAD, "good": GOOD, "bad": RACE}
+        if "cell" in body:
+            there["cell"] = CELL
+            body.pop("matrix", None)
         body.update({name: value for name, value in there.items() if name in body})
 
 

@@ -143,7 +143,7 @@ class Bisections:
 
     def order(
         self, subject: str, queue: str, good: str, bad: str, budget_s: float | None = None,
-        by: str = "ada",
+        by: str = "ada", identity: UUID | None = None,
     ) -> UUID:  # fmt: skip
         """One that waits for its range."""
         return bisection.order(
@@ -157,6 +157,7 @@ class Bisections:
                 queue=queue,
                 budget_s=budget_s,
                 requested_by=by,
+                id=identity,
             ),
         ).id
 
