@@ -255,6 +255,7 @@ def _trials(request: dict[str, Any], answer: Answer) -> None:
             fallback_path=subject.trial_packages(),
             deadlines=replace(Deadlines(), **request.get("deadlines", {})),
             base=_base(subject, request.get("base")),
+            detector=subject.detector() if wanted.detect else None,
             run=request["run"],
         )
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -97,13 +97,20 @@ def _store(session: Session, finished: Sequence[Finished]) -> list[Finished]:
         evidence.append(
             {
                 "trial_id": trial_id,
-                "evidence": storable.data(one.event.evidence),
+                "evidence": storable.data(_evidence(one.event)),
                 "log": storable.log(one.log),
             }
         )
     if evidence:
         connection.execute(_INSERT_EVIDENCE, evidence)
     return new
+
+
+def _evidence(event: TrialFinished) -> Mapping[str, Any]:
+    """What is known of how it ended, and what its capture windows swallowed, if that was watched."""
+    if event.swallow is None:
+        return event.evidence
+    return {**event.evidence, "swallow": asdict(event.swallow)}
 
 
 def _trial(finished: Finished) -> dict[str, Any]:
