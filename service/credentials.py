@@ -26,7 +26,8 @@ from service.postgres import libpq
 from service.schema import shown
 
 WORKER_WRITES = (
-    *("branch_commits", "builds", "cells", "claim_cells", "claims", "commit_builds", "commits"),
+    *("bisection_events", "bisections", "branch_commits", "builds", "cells", "claim_cells"),
+    *("claims", "commit_builds", "commits"),
     *("environments", "measurements", "run_cells", "runs", "trial_evidence", "trials", "workers"),
 )
 """What a worker reads, adds and changes."""
