@@ -13,7 +13,6 @@ from sqlmodel import Session, col, select
 
 from runner.statistics.counts import Counts
 from runner.statistics.verdict import judge_cell
-from service.api import measured
 from service.api.access import reader
 from service.api.commits import CommitOut, PlacedCommit, branch_of, commit_of, place_of
 from service.api.counted import (
@@ -29,7 +28,6 @@ from service.api.counted import (
 from service.api.cursor import Cursor, Page, at_number, next_of, number_of
 from service.api.documentation import API, errors, paged
 from service.api.export import FormatParameter, csv_response, wants_csv
-from service.api.measured import Measured
 from service.api.parameters import (
     CleanBelow,
     Device,
@@ -41,6 +39,8 @@ from service.api.parameters import (
     Subject,
 )
 from service.database import Database
+from service.reading import measured
+from service.reading.measured import Measured
 from service.tables import BranchCommit, Commit, Measurement, Run, RunState
 
 router = APIRouter(prefix=API, tags=["commits"], dependencies=[Depends(reader)])
