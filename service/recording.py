@@ -107,7 +107,7 @@ def _store(session: Session, finished: Sequence[Finished]) -> list[Finished]:
 
 
 def _evidence(event: TrialFinished) -> Mapping[str, Any]:
-    """What is known of how it ended, and what its capture windows swallowed, if that was watched."""
+    """What is known of how it ended, and what its windows swallowed, if that was watched."""
     if event.swallow is None:
         return event.evidence
     return {**event.evidence, "swallow": asdict(event.swallow)}
