@@ -72,7 +72,7 @@ def racewatch(home: Path, compiler: str, tmp_path: Path) -> Racewatch:
 
     def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "runner.cli", *arguments],
+            [sys.executable, "-m", "service.cli", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
