@@ -76,9 +76,9 @@ def postgres_image(
 
 
 def built(engine: docker.DockerClient, tag: str, **options: object) -> str:
-    """Build an image; what its build printed is told where it fails."""
+    """Build an image, on this host's own network; what its build printed is told where it fails."""
     try:
-        engine.images.build(tag=tag, rm=True, forcerm=True, **options)
+        engine.images.build(tag=tag, rm=True, forcerm=True, network_mode="host", **options)
     except BuildError as error:
         said = "".join(str(line.get("stream", "")) for line in error.build_log)
         pytest.fail(f"{tag} does not build: {error}\n{said[-4000:]}")

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from runner import toolchain
+from runner.sandbox import docker_versions
 from tests.containers.conftest import ROOT
 
 WORKER = {"RACEWATCH_WORKER_NAME": "gpu-2", "RACEWATCH_STORE": "s3://bucket/racewatch"}
@@ -128,3 +129,25 @@ def test_trials_have_the_libraries_that_te_is_compiled_against() -> None:
     both = set(packages) & set(held)
     assert both >= {"jaxlib", "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13"}
     assert {name: held[name] for name in both} == {name: packages[name] for name in both}
+
+
+def test_the_documentation_lists_the_versions_that_the_runner_asks_for() -> None:
+    text = (ROOT / "docs" / "deploy.md").read_text()
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
+    for least in docker_versions.MINIMUM:
+        row = rows[least.component]
+        for said in (*least.fixed, *re.findall(r"CVE-\d+-\d+", least.why)):
+            assert said in row, f"{least.component}: {said}"
+
+
+def test_the_documentation_speaks_of_the_files_services_and_commands_that_there_are() -> None:
+    text = (ROOT / "docs" / "deploy.md").read_text()
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    spoken = re.findall(r"docker compose (?:exec|run|restart|logs) ((?:-\S+ )*)([a-z-]+)", text)
+    assert {name for _, name in spoken} <= set(services)
+    for path in re.findall(r"`((?:runner|dashboards|requirements)/[a-z./_-]+)`", text):
+        assert (ROOT / path).exists(), path
+    shown = (ROOT / ".env").read_text()
+    for variable in re.findall(r"`(COMPOSE_PROFILES|RACEWATCH_[A-Z_]+|[A-Z]+_IMAGE)=?", text):
+        known = variable in shown or f"{variable}:" in (ROOT / "compose.yaml").read_text()
+        assert known or variable in {"RACEWATCH_DRAIN_S", "RACEWATCH_WORKER_LOST_S"}, variable

@@ -149,6 +149,7 @@ def entered(engine: docker.DockerClient, ours: dict[str, str]) -> Callable[..., 
             cap_drop=["ALL"],
             cap_add=["CHOWN", "SETGID", "SETUID", "SETPCAP"],
             security_opt=["no-new-privileges:true"],
+            network_mode="none",
             remove=True,
             **options,
         )
