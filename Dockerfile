@@ -145,6 +145,11 @@ LABEL org.opencontainers.image.title="Racewatch trial" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=trial-packages /opt/racewatch /opt/racewatch
+# TE's core asks the loader for NCCL, cuDNN and cuBLAS before JAX has loaded its own.
+RUN for part in cu13 cudnn nccl; do \
+      echo /opt/racewatch/lib/python3.12/site-packages/nvidia/${part}/lib; \
+    done >/etc/ld.so.conf.d/racewatch.conf \
+ && ldconfig
 COPY runner/ /opt/racewatch/harness/runner/
 ENV PYTHONPATH=/opt/racewatch/harness
 USER racewatch
