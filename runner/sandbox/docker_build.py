@@ -28,7 +28,13 @@ from runner.sandbox.docker_engine import (
     read_only,
     talk,
 )
-from runner.sandbox.docker_owner import LABEL_ATTEMPT, LABEL_KIND, LABEL_RUN, remove_leftovers
+from runner.sandbox.docker_owner import (
+    LABEL_ATTEMPT,
+    LABEL_KIND,
+    LABEL_RUN,
+    abandon,
+    remove_leftovers,
+)
 from runner.sandbox.docker_parent import attach, describe_end, frames
 from runner.sandbox.docker_paths import PACKAGE, EnginePaths, require_readable
 from runner.sandbox.process_build import lack_in
@@ -322,9 +328,12 @@ class DockerWorkshop:
             # The engine removes no container while somebody may yet take what it printed.
             for command in commands:
                 command.shut()
-            with contextlib.suppress(NotFound, DockerException, OSError):
-                # Without an engine nothing can be removed; the next start finds it by its labels.
+            try:
                 self._container.remove(force=True, v=True)
+            except NotFound:
+                pass  # which is what is wanted
+            except (DockerException, OSError):
+                abandon(self._container)
             self._stream.close()
             self._client.close()
 

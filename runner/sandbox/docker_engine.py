@@ -77,10 +77,20 @@ def connect() -> docker.DockerClient:
         client.ping()
     except (DockerException, OSError) as error:
         raise InfrastructureError(
-            f"no Docker engine answers at {where}: start it, or use --sandbox process for a commit "
-            f"that you trust ({error})"
+            f"no Docker engine answers at {where} ({_why_silent(error)}): start it, or use "
+            "--sandbox process for a commit that you trust"
         ) from error
     return client
+
+
+def _why_silent(error: Exception) -> str:
+    """Without the client's own words, which speak of a network that has no part in it."""
+    text = str(error)
+    if "Permission denied" in text:
+        return "this user may not speak to it: its group may"
+    if "Connection refused" in text or "No such file" in text:
+        return "nobody listens there"
+    return text
 
 
 @contextmanager

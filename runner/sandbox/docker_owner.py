@@ -73,8 +73,17 @@ def is_leftover(owner: Owner, running: bool, here: Owner, lives: bool | None = N
     return _started(owner.pid) != owner.started
 
 
+_ABANDONED: set[str] = set()
+"""Ids of this process's own containers that the engine did not remove when it was asked to."""
+
+
+def abandon(container: Container) -> None:
+    """Leave a container to the next look for leftovers: the engine cannot remove it now."""
+    _ABANDONED.add(str(container.id))
+
+
 def remove_leftovers(client: docker.DockerClient) -> int:
-    """Remove the containers of runners that are gone; returns how many."""
+    """Remove the containers of runners that are gone, and those abandoned; returns how many."""
     here = Owner.current()
     removed = 0
     found = client.containers.list(all=True, filters={"label": LABEL_OWNER}, ignore_removed=True)
@@ -85,7 +94,8 @@ def remove_leftovers(client: docker.DockerClient) -> int:
             owner = Owner.parse(container.labels[LABEL_OWNER])
         except ValueError:
             continue  # a label that no runner of ours wrote: not ours to remove
-        if not is_leftover(owner, running, here, _owners_container_lives(client, container)):
+        lives = _owners_container_lives(client, container)
+        if container.id not in _ABANDONED and not is_leftover(owner, running, here, lives):
             continue
         with contextlib.suppress(NotFound):  # another runner's start removed it
             try:

@@ -19,6 +19,7 @@ from docker.models.containers import Container
 from docker.utils.socket import STDOUT
 
 from runner.errors import InfrastructureError
+from runner.sandbox.docker_owner import abandon
 
 SEND_S = 10.0
 """How long a parent may leave its commands unread before it is ended."""
@@ -174,7 +175,7 @@ class DockerParent:
         except NotFound:
             pass  # which is what is wanted
         except (DockerException, OSError) as error:
-            # Without an engine nothing can be removed; the next start finds it by its labels.
+            abandon(self._container)
             _write_all(self._log, f"\nits container was not removed: {error}\n".encode())
 
 
