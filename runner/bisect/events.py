@@ -27,7 +27,9 @@ class Observation:
     """A probe that ended, or trials that were there before.
 
     key: of the class. k, n: failures, and trials that count. check: number of the check that its
-    trials are for, 0 for the search. build_s, trial_s: what it took; a build of 0 s was there.
+    trials are for, 0 for the search. build_s, trial_s: what it took; 0 s for what was there before.
+    reason: where it has no trials. Of what does not build it is the first error: what lies between
+    two classes that fail with one error is taken to fail with it too.
     """
 
     key: str

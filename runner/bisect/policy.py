@@ -7,27 +7,36 @@ A build is long and trials are short, hence the two questions. Is there a built 
 trials tell more per second than the best build would? Then those come first, for the next build is
 chosen on them. Otherwise, which classes are built? Those that cut the probability left into equal
 parts (quantiles), as many at a time as there are idle builders and as the target of builds allows:
-two builds at once tell log2(3) = 1.6 bits where one after the other would tell 2, so every build
-beside the first saves time and costs builds.
+two builds at once tell log2(3) = 1.6 bits where one after the other they would tell 2, so a build
+beside another saves time and costs 0.4 builds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from operator import mul
 
 from runner.bisect.posterior import RATES, Posterior
+from runner.bisect.prior import Prior
 
 BATCHES = (8, 16, 32, 64, 128)
 """Trials of one step."""
 STRETCH = 4.0
-"""Commits in a row that do not build, until it is seen how many they are."""
+"""Classes that a break of the build is long, until a longer one is seen."""
 BROKEN = 0.03
 """Chance that a class does not build of which nothing is known."""
+HOPELESS = 0.05
+"""Chance to build below which a class is not tried: in the middle of a break."""
+ONE_BREAK = 0.02
+"""Chance that a class builds between two that fail with one error."""
+TWO_BREAKS = 0.1
+"""The least chance that one builds between two that fail with different errors."""
+WORTH = 0.05
+"""Bits that a build beside another one must be expected to tell."""
 _SMALL = 1e-9
 
 
@@ -147,9 +156,10 @@ def best_builds(
     """
     chosen: list[int] = []
     places = sorted(candidates)
-    for _ in range(count):
-        found = _best_cut(posterior, [p for p in places if p not in chosen],
-                          [*under_way, *chosen], builds)  # fmt: skip
+    while len(chosen) < count:
+        others = [*under_way, *chosen]
+        rest = [place for place in places if place not in chosen]
+        found = _best_cut(posterior, rest, others, builds, WORTH if others else _SMALL)
         if found is None:
             break
         chosen.append(found)
@@ -157,7 +167,8 @@ def best_builds(
     for _ in range(3 if len(chosen) > 1 else 0):
         for i in range(len(chosen)):
             others = [*under_way, *chosen[:i], *chosen[i + 1 :]]
-            found = _best_cut(posterior, [p for p in places if p not in others], others, builds)
+            rest = [place for place in places if place not in others]
+            found = _best_cut(posterior, rest, others, builds, _SMALL)
             if found is not None:
                 chosen[i] = found
     return chosen
@@ -168,12 +179,14 @@ def _best_cut(
     candidates: Sequence[int],
     others: Sequence[int],
     builds: Callable[[int], float],
+    least: float,
 ) -> int | None:
-    """The class that tells most besides `others`, by its chance to build; None where none does."""
+    """The class that tells most besides `others`, by its chance to build; None where none tells
+    the least number of bits that it should."""
     below = posterior.cumulated
     total = 1 - posterior.none
     bounds = sorted([(-1, 0.0), *((other, below[other]) for other in others)])
-    best, found = _SMALL, None
+    best, found = least, None
     index = 0
     for place in candidates:
         while index + 1 < len(bounds) and bounds[index + 1][0] < place:
@@ -189,6 +202,13 @@ def _best_cut(
         if value > best * (1 + 1e-9):
             best, found = value, place
     return found
+
+
+def bits(prior: Prior) -> float:
+    """Bits that it takes to find the step, given that there is one: about as many builds, one after
+    the other."""
+    total = math.fsum(prior.steps)
+    return -sum(p / total * math.log2(p / total) for p in prior.steps if p > 0)
 
 
 def builds_at_once(
@@ -219,50 +239,55 @@ def builds_at_once(
             break
         after = max(0.0, left - cut_bits(posterior, [*under_way, *wider]))
         needed = used + count + after
-        if needed > target and (under_way or count > 1):
+        # Of builds that will probably fail, as many as one may be hoped for.
+        hoped = sum(builds(place) for place in (*under_way, *wider))
+        if needed > target and (under_way or count > 1) and hoped > 1:
             break
         chosen = wider
     return chosen
 
 
-def chance_to_build(place: int, built: Collection[int], broken: Collection[int]) -> float:
-    """The chance that a class builds, given those that did and did not.
+def chance_to_build(place: int, built: Collection[int], broken: Mapping[int, str]) -> float:
+    """The chance that a class builds, given those that did and those that did not, with the error.
 
     What breaks the build usually stays until somebody repairs it: next to a class that does not
-    build the next ones do not either, the less so the further away. How far that reaches is taken
-    from the longest such stretch that was seen; a class that builds ends it.
+    build the next ones do not either, the less so the further away; a class that builds ends it.
+    Between two that fail with one error nothing builds, as a rule. How far a break reaches beyond
+    what was seen of it is taken from the longest one that was seen.
     """
+    reach = _reach(built, broken)
     chance = 1 - BROKEN
-    for nearest in (
-        max((b for b in broken if b < place), default=None),
-        min((b for b in broken if b > place), default=None),
-    ):
-        if nearest is None:
+    errors = []
+    for side in (-1, 1):
+        ahead = [abs(each - place) for each in broken if (each - place) * side > 0]
+        if not ahead:
             continue
-        low, high = sorted((nearest, place))
-        if any(low < each < high for each in built):
+        distance = min(ahead)
+        if any(0 < (each - place) * side < distance for each in built):
             continue
-        reach = max(STRETCH, float(_longest(built, broken)))
-        chance *= 1 - math.exp(-(high - low) / reach)
-    return chance
+        errors.append(broken[place + side * distance])
+        # Behind the class, as seen from the broken one, the stretch ends at one that builds.
+        ends = [abs(each - place) for each in built if (each - place) * side < 0]
+        reached = math.exp(-distance / reach)
+        beyond = math.exp(-(distance + min(ends)) / reach) if ends else 0.0
+        chance *= 1 - (reached - beyond) / (1 - beyond)
+    if len(errors) < 2:
+        return chance
+    return ONE_BREAK if errors[0] == errors[1] else max(chance, TWO_BREAKS)
 
 
-def _longest(built: Collection[int], broken: Collection[int]) -> int:
-    """Classes from the first to the last that do not build with none between that does."""
-    longest = 0
-    start: int | None = None
+def _reach(built: Collection[int], broken: Mapping[int, str]) -> float:
+    """Classes that a break is long, by the longest one that was seen.
+
+    Failed builds with one error, and nothing between that builds or fails otherwise, are one break.
+    """
+    reach = STRETCH
+    start, error = 0, ""
     for place in sorted({*built, *broken}):
-        if place in built:
-            start = None
-            continue
-        start = place if start is None else start
-        longest = max(longest, place - start + 1)
-    return longest
-
-
-def seconds_left(posterior: Posterior, costs: Costs) -> float:
-    """About what the search still takes: a build tells about one bit."""
-    return posterior.entropy * (costs.build_s + costs.batch_s(BATCHES[2]))
+        if place in built or broken[place] != error:
+            start, error = place, broken.get(place, "")
+        reach = max(reach, float(place - start + 1))
+    return reach
 
 
 __all__ = [
@@ -272,9 +297,9 @@ __all__ = [
     "best_batch",
     "best_builds",
     "best_tested",
+    "bits",
     "builds_at_once",
     "chance_to_build",
     "cut_bits",
     "information",
-    "seconds_left",
 ]

@@ -77,6 +77,9 @@ class Tally(NamedTuple):
         return f"{self.k} of {self.n}" if self.n else "not measured"
 
 
+NO_TRIALS = Tally()
+
+
 @lru_cache(maxsize=16_384)
 def _likelihood(k: int, n: int) -> tuple[tuple[float, ...], float]:
     """Of k failures in n trials at each rate, scaled so that the largest is 1; the scale's log."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from runner.bisect.posterior import Posterior, Tally, credible, mean
-from runner.bisect.range import BuildClass
-from runner.bisect.verification import Check, CheckKind, CheckState
+from runner.bisect.posterior import NO_TRIALS, Posterior, Tally, credible, mean
+from runner.bisect.range import Range
+from runner.bisect.verification import Check, CheckKind, CheckState, Higher
 from runner.rates import percent
 from runner.result import Commit
 
@@ -18,9 +19,9 @@ class VerdictKind(StrEnum):
     CULPRIT = "culprit"
     """One commit, and fresh trials showed it."""
     AMONG = "one of several"
-    """Fresh trials showed the change, but between the commits named nothing can be measured."""
+    """Fresh trials showed the change, but between the commits named nothing builds."""
     NOT_SURE = "not sure"
-    """Budget spent, checks failed, or nothing left to learn from: the likeliest commits."""
+    """Stopped, checks failed, or nothing left to learn from: the likeliest commits."""
     NO_CHANGE = "no change"
     """The ends do not separate."""
     NOT_MEASURED = "not measured"
@@ -29,10 +30,10 @@ class VerdictKind(StrEnum):
 
 @dataclass(frozen=True)
 class SideRate:
-    """The rate on one side of the change: k failures in n trials of all its commits.
+    """The rate on one side of the change: all trials of the classes on that side.
 
-    rate: expected, low, high: holds it with 95 % probability. All three are the posterior's, which
-    does not depend on what decided how many trials there were.
+    rate: expected, low, high: hold it with 95 % probability. All three are the posterior's, which
+    does not depend on what decided how many trials there are.
     """
 
     tally: Tally
@@ -42,18 +43,18 @@ class SideRate:
 
     @property
     def text(self) -> str:
-        """For example `30.1 % (62 of 206, 24.4 to 36.7 %)`."""
+        """For example `30.1 % (62 of 206; 24.4 to 36.7 %)`."""
         seen = self.tally.k / self.tally.n if self.tally.n else self.rate
         span = f"{percent(self.low).removesuffix(' %')} to {percent(self.high)}"
-        return f"{percent(seen)} ({self.tally.text}, {span})"
+        return f"{percent(seen)} ({self.tally.text}; {span})"
 
 
 @dataclass(frozen=True)
 class Verdict:
     """How it ended, in one sentence (`text`) and in parts.
 
-    commits: the suspects in the path's order, one of a culprit. fixed: the change is what the path
-    leaves behind (what fixed it), not what it meets (what broke it).
+    commits: the suspects in the path's order, one of a culprit. fixed: on the way from good to bad
+    the path leaves them behind, so they fixed what failed; else it meets them, and they broke it.
     probability: of what is said: of the suspects together, or of no change.
     before, after: the rates on the good and on the bad end's side.
     """
@@ -68,10 +69,106 @@ class Verdict:
     reason: str = ""
 
 
-def side_rate(tally: Tally, weights: list[float]) -> SideRate:
-    """The rate of a side from its trials and the posterior's weights of it."""
-    low, high = credible(weights)
-    return SideRate(tally, mean(weights), low, high)
+@dataclass(frozen=True)
+class Evidence:
+    """What a verdict rests on. tallies: by place. checks: all that there were."""
+
+    range: Range
+    posterior: Posterior
+    tallies: Mapping[int, Tally]
+    checks: Sequence[Check]
+
+    def found(self, first: int, end: int) -> Verdict:
+        """The change is one of the steps into the classes `first` to `end` - 1, as checked."""
+        kind = VerdictKind.CULPRIT if end - first == 1 else VerdictKind.AMONG
+        before, after = self._rates(first, end)
+        entered = self.range.classes[first]
+        commits = self._commits(first, end)
+        probability = self.posterior.mass(first, end)
+        lead = "" if kind is VerdictKind.CULPRIT else ", between which nothing builds,"
+        changed = (
+            f"lowered the failure rate from {after.text} to {before.text}"
+            if not entered.forward
+            else f"raised the failure rate from {before.text} to {after.text}"
+        )
+        text = f"{_listed(commits)}{lead} {changed}, {sure(probability)} sure{self._checked()}"
+        return Verdict(kind, text, probability, commits, not entered.forward, before, after)
+
+    def unsure(self, reason: str, confidence: float) -> Verdict:
+        """The shortest stretch that holds the change with that confidence, if there is one."""
+        first, end = likeliest(self.posterior, confidence)
+        before, after = self._rates(first, end)
+        commits = self._commits(first, end)
+        probability = self.posterior.mass(first, end)
+        text = (
+            f"not sure, {reason}: {_listed(commits)} ({sure(probability)} likely) "
+            f"between {before.text} and {after.text}"
+        )
+        if self.posterior.none > 1 - confidence:
+            text += f"; {sure(self.posterior.none)} likely that nothing changed"
+        fixed = not self.range.classes[first].forward
+        return Verdict(
+            VerdictKind.NOT_SURE, text, probability, commits, fixed, before, after, reason
+        )
+
+    def no_change(self, higher: Higher, error: float) -> Verdict:
+        """Both ends have one rate, or the good one the higher."""
+        good = self.tallies.get(0, NO_TRIALS)
+        bad = self.tallies.get(len(self.range.classes) - 1, NO_TRIALS)
+        weights = self.posterior.either
+        text = (
+            f"the ends do not separate: good {named(self.range.good)} failed {good.text}, "
+            f"bad {named(self.range.bad)} {bad.text}; "
+            f"{sure(self.posterior.none)} sure that nothing changed"
+        )
+        if good.n and bad.n and higher(good, bad) <= error:
+            text = (
+                f"the good end fails more often than the bad one, exchange them: "
+                f"good {named(self.range.good)} failed {good.text}, "
+                f"bad {named(self.range.bad)} {bad.text}"
+            )
+        return Verdict(
+            VerdictKind.NO_CHANGE,
+            text,
+            self.posterior.none,
+            before=_side_rate(good, weights),
+            after=_side_rate(bad, weights),
+        )
+
+    def not_measured(self, place: int, reason: str) -> Verdict:
+        """An end has no rate."""
+        end = "good" if place == 0 else "bad"
+        commit = self.range.good if place == 0 else self.range.bad
+        text = f"the {end} end {named(commit)} cannot be measured, name another one: {reason}"
+        return Verdict(VerdictKind.NOT_MEASURED, text, 0.0, (commit,), reason=reason)
+
+    def _rates(self, first: int, end: int) -> tuple[SideRate, SideRate]:
+        before, after = NO_TRIALS, NO_TRIALS
+        for place, tally in self.tallies.items():
+            if place < first:
+                before = before.plus(tally)
+            elif place >= end - 1:
+                after = after.plus(tally)
+        low, high = self.posterior.rates(first, end)
+        return _side_rate(before, low), _side_rate(after, high)
+
+    def _commits(self, first: int, end: int) -> tuple[Commit, ...]:
+        return tuple(each.blamed for each in self.range.classes[first:end] if each.blamed)
+
+    def _checked(self) -> str:
+        """What the checks that count showed, as the end of a sentence."""
+        said = ""
+        for check in self.checks[-2:]:
+            counts = (
+                f"{check.high.tally.text} failed with the change, {check.low.tally.text} without"
+            )
+            if check.kind is CheckKind.NEIGHBOURS and check.state is CheckState.PASSED:
+                said = f"; fresh trials of its neighbours: {counts}"
+            elif check.kind is CheckKind.REVERT and check.state is CheckState.PASSED:
+                said += f"; reverted on the head: {counts}"
+            elif check.kind is CheckKind.REVERT and check.state is CheckState.SKIPPED:
+                said += f"; not reverted on the head: {check.reason}"
+        return said
 
 
 def likeliest(posterior: Posterior, confidence: float) -> tuple[int, int]:
@@ -99,35 +196,31 @@ def named(commit: Commit) -> str:
 
 
 def sure(probability: float) -> str:
-    """A probability that is never rounded up to certainty."""
+    """A probability that is never rounded up to more than it is."""
     if probability > 0.9999:
         return "over 99.99 %"
-    return (
-        f"{max(0.0, probability * 100 - 0.05):.1f} %"
-        if probability > 0.99
-        else percent(probability)
-    )
+    digits = 2 if probability > 0.99 else 0
+    scale = 10 ** (2 + digits)
+    return f"{int(probability * scale) / 10**digits:.{digits}f} %"
 
 
-def suspects(classes: tuple[BuildClass, ...], first: int, end: int) -> tuple[Commit, ...]:
-    """The commits that lead into these classes."""
-    return tuple(each.blamed for each in classes[first:end] if each.blamed)
+def _listed(commits: Sequence[Commit]) -> str:
+    if len(commits) == 1:
+        return named(commits[0])
+    return f"one of {len(commits)} commits, {named(commits[0])} to {named(commits[-1])}"
 
 
-def checked(checks: tuple[Check, ...]) -> str:
-    """What the checks of a culprit showed, as the end of a sentence."""
-    said = []
-    for check in checks:
-        if check.kind is CheckKind.NEIGHBOURS and check.state is CheckState.PASSED:
-            said.append(
-                f"fresh trials: {check.high.tally.text} failed with it, "
-                f"{check.low.tally.text} without"
-            )
-        elif check.kind is CheckKind.REVERT and check.state is CheckState.PASSED:
-            said.append(
-                f"reverting it on the head: {check.high.tally.text} failed with the change, "
-                f"{check.low.tally.text} without"
-            )
-        elif check.kind is CheckKind.REVERT:
-            said.append(f"reverting it on the head was not tried: {check.reason}")
-    return "; ".join(said)
+def _side_rate(tally: Tally, weights: Sequence[float]) -> SideRate:
+    low, high = credible(weights)
+    return SideRate(tally, mean(weights), low, high)
+
+
+__all__ = [
+    "Evidence",
+    "SideRate",
+    "Verdict",
+    "VerdictKind",
+    "likeliest",
+    "named",
+    "sure",
+]

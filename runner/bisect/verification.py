@@ -1,9 +1,9 @@
-"""Checks of a suspected culprit by fresh trials, of which the search knew nothing.
+"""Checks of a suspect by fresh trials, of which the search knew nothing when it chose the suspect.
 
-Two builds take turns, so that a drifting device meets both alike: the nearest buildable classes
-before and after the suspected step; then the head and the head without the culprit. A check passes
+Two builds take turns, so that a drifting device meets both alike: the nearest classes before and
+after the suspected step that build; then the head and the head without the culprit. A check passes
 once the rates are shown to differ the way they should, by a test that may be looked at after every
-batch. It fails when that has not happened after `trials` trials of each.
+batch. It fails when that has not happened after a number of trials of each.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from runner.bisect.posterior import Tally
+from runner.bisect.posterior import NO_TRIALS, Tally
 from runner.result import Commit
-
-NONE = Tally()
 
 Higher = Callable[[Tally, Tally], float]
 """A p value of "the first one's rate is not higher than the second one's" that holds at every look,
@@ -36,7 +34,7 @@ class CheckState(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
-    """It could not be made, which says nothing of the culprit."""
+    """It could not be made or was no longer needed, which says nothing of the suspect."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Side:
 
     key: str
     commit: Commit
-    tally: Tally = NONE
+    tally: Tally = NO_TRIALS
 
 
 @dataclass(frozen=True)
@@ -60,9 +58,21 @@ class Check:
     p: float = 1.0
     reason: str = ""
 
-    def has(self, key: str) -> bool:
-        """Whether trials of that build are for it."""
-        return key in (self.low.key, self.high.key)
+    @property
+    def keys(self) -> tuple[str, str]:
+        """Of its two builds."""
+        return self.low.key, self.high.key
+
+    @property
+    def fewest(self) -> int:
+        """Fresh trials that both sides have."""
+        return min(self.low.tally.n, self.high.tally.n)
+
+    @property
+    def text(self) -> str:
+        """The check in a few words."""
+        seen = f"{self.high.tally.text} failed with the change, {self.low.tally.text} without"
+        return f"{self.kind} {self.state}: {self.reason or seen}"
 
     def with_trials(self, key: str, tally: Tally, higher: Higher) -> Check:
         """With more fresh trials of one of its builds."""
@@ -74,26 +84,6 @@ class Check:
         p = higher(high.tally, low.tally) if low.tally.n and high.tally.n else 1.0
         return replace(self, low=low, high=high, p=p)
 
-    def passed(self) -> Check:
-        """As one that showed what it should."""
-        return replace(self, state=CheckState.PASSED)
-
-    def failed(self, reason: str) -> Check:
-        """As one that did not, with the reason."""
-        return replace(self, state=CheckState.FAILED, reason=reason)
-
-    def skipped(self, reason: str) -> Check:
-        """As one that could not be made, with the reason."""
-        return replace(self, state=CheckState.SKIPPED, reason=reason)
-
-    @property
-    def fewest(self) -> int:
-        """Fresh trials that both sides have."""
-        return min(self.low.tally.n, self.high.tally.n)
-
-    @property
-    def text(self) -> str:
-        """The check in a few words."""
-        what = "parent" if self.kind is CheckKind.NEIGHBOURS else "reverted"
-        seen = f"{self.high.tally.text} failed, {what} {self.low.tally.text}"
-        return f"{self.state}: {self.reason}" if self.reason else f"{self.state}: {seen}"
+    def ended(self, state: CheckState, reason: str = "") -> Check:
+        """The same check, closed."""
+        return replace(self, state=state, reason=reason)
