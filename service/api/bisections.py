@@ -12,7 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from sqlmodel import Session, col, select
 
 from runner import result
-from runner.bisect.bisection import Probe, Stage
+from runner.bisect.bisection import Stage
+from runner.bisect.decision import Probe
 from runner.bisect.events import Seen
 from runner.bisect.posterior import Tally
 from runner.bisect.verdict import SideRate, Verdict, VerdictKind

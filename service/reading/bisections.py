@@ -18,7 +18,8 @@ from sqlalchemy.orm import defer
 from sqlmodel import Session, col, select
 
 from runner.bisect.bisection import Bisection as State
-from runner.bisect.bisection import Decision, Level, Probe, Spent, Stage
+from runner.bisect.bisection import Level, Spent, Stage
+from runner.bisect.decision import Decision, Probe
 from runner.bisect.events import Entered, Event, Observation, Reverted, Seen, from_data
 from runner.bisect.policy import Costs
 from runner.bisect.posterior import Tally
@@ -31,6 +32,7 @@ from runner.statistics.comparison import interval
 from runner.statistics.counts import Counts
 from service import bisection
 from service.reading.environments import EMULATED
+from service.reading.rate import Mark
 from service.tables import Bisection, BisectionEvent, BisectionState, Run, RunCell
 from service.tables import Commit as CommitRow
 from service.tables.columns import now
@@ -83,6 +85,33 @@ class BisectionLine:
     def is_open(self) -> bool:
         """Whether it goes on."""
         return self.state in bisection.OPEN
+
+    @property
+    def mark(self) -> Mark:
+        """What its verdict says at a glance."""
+        if self.verdict is None:
+            return Mark.NOT_RUN
+        if self.verdict.kind in (VerdictKind.CULPRIT, VerdictKind.AMONG):
+            return Mark.FIXED if self.verdict.fixed else Mark.REGRESSED
+        return _MARKS[self.verdict.kind]
+
+    @property
+    def label(self) -> str:
+        """The verdict in a word or two, empty where there is none."""
+        if self.verdict is None:
+            return ""
+        if self.verdict.kind is VerdictKind.CULPRIT:
+            return "fix" if self.verdict.fixed else "culprit"
+        if self.verdict.kind is VerdictKind.AMONG:
+            return f"one of {len(self.verdict.commits)} commits"
+        return str(self.verdict.kind)
+
+
+_MARKS = {
+    VerdictKind.NOT_SURE: Mark.UNDERSAMPLED,
+    VerdictKind.NO_CHANGE: Mark.NO_WORSE,
+    VerdictKind.NOT_MEASURED: Mark.INFRA_ERROR,
+}
 
 
 @dataclass(frozen=True)

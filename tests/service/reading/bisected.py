@@ -6,6 +6,7 @@ the probe's run has ended.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -14,7 +15,7 @@ from uuid import UUID
 from sqlmodel import Session, func, select
 
 from runner import matrix as matrices
-from runner.bisect.bisection import Probe
+from runner.bisect.decision import Probe
 from runner.bisect.events import Observation, Seen, to_data
 from runner.bisect.range import BuildClass, Range
 from runner.result import Commit
@@ -38,7 +39,7 @@ STEPS = 400
 
 def sha(subject: str, number: int) -> str:
     """The hash of a made-up commit."""
-    return f"{number:03d}{subject}".encode().hex().ljust(40, "7")[:40]
+    return hashlib.sha1(f"{subject} {number}".encode()).hexdigest()
 
 
 def commit(subject: str, number: int, title: str) -> Commit:
