@@ -8,6 +8,7 @@ from service import live
 from service.api.access import reader
 from service.pages import (
     badge,
+    bisections,
     builds,
     commits,
     grid,
@@ -25,7 +26,7 @@ from service.pages.view import opening
 from service.reading.changes import Keeper
 
 router = APIRouter(include_in_schema=False, dependencies=[Depends(reader), Depends(opening)])
-for _part in (grid, trend, badge, order, runs, trials, commits, builds, workers, pulls):
+for _part in (grid, trend, badge, order, runs, bisections, trials, commits, builds, workers, pulls):
     router.include_router(_part.router)
 
 

@@ -38,6 +38,7 @@ POLICY = "; ".join(
 _NAVIGATION = (
     ("/", "Grid"),
     ("/runs", "Runs"),
+    ("/bisections", "Bisections"),
     ("/pulls", "Pull requests"),
     ("/workers", "Workers"),
 )
@@ -57,6 +58,7 @@ _templates.filters.update(
     duration=words.duration,
     number=words.number,
     percent=words.percent,
+    chance=words.chance,
     sha=words.short_sha,
     words=words.words,
     state_class=words.state_class,

@@ -6,6 +6,7 @@ import re
 from datetime import UTC, datetime
 
 from runner import rates
+from runner.bisect.verdict import sure
 from runner.statistics.counts import span
 
 _PULL = re.compile(r"\(#([1-9][0-9]{0,8})\)\s*$")
@@ -80,6 +81,11 @@ def number(value: int) -> str:
 def percent(rate: float) -> str:
     """A rate: `5 %`."""
     return rates.percent(rate)
+
+
+def chance(probability: float) -> str:
+    """A probability, rounded neither up to certainty nor down to impossibility: `over 99.99 %`."""
+    return sure(probability) if probability >= 0.0005 else "under 0.1 %"
 
 
 def interval(low: float, high: float) -> str:
