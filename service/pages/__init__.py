@@ -8,9 +8,10 @@ from service import live
 from service.api.access import reader
 from service.pages import (
     badge,
-    bisections,
     builds,
     commits,
+    compare,
+    failures,
     grid,
     order,
     pulls,
@@ -23,10 +24,24 @@ from service.pages import (
 )
 from service.pages.errors import ErrorPages
 from service.pages.view import opening
-from service.reading.changes import Keeper
+from service.reading import changes, signatures
+from service.reading.kept import Kept
 
 router = APIRouter(include_in_schema=False, dependencies=[Depends(reader), Depends(opening)])
-for _part in (grid, trend, badge, order, runs, bisections, trials, commits, builds, workers, pulls):
+for _part in (
+    grid,
+    trend,
+    compare,
+    failures,
+    badge,
+    order,
+    runs,
+    trials,
+    commits,
+    builds,
+    workers,
+    pulls,
+):
     router.include_router(_part.router)
 
 
@@ -37,7 +52,8 @@ def install(app: FastAPI) -> None:
     middleware.
     """
     live.install(app, app.state.database.url)
-    app.state.changes = Keeper()
+    app.state.changes = Kept(changes.find)
+    app.state.signatures = Kept(signatures.find)
     app.include_router(router)
     app.include_router(static.router)
     app.include_router(theme.router)

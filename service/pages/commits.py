@@ -29,7 +29,7 @@ def show(request: Request, subject: str, sha: str, clean_below: str = "") -> Res
             raise refused(404, f"commit {name} may be one of {', '.join(whole)}: give more of it")
         if whole != sha:
             return RedirectResponse(f"/commits/{quote(subject)}/{quote(whole)}", 302)
-        commit = commits.read(session, subject, whole, bound)
+        commit = commits.read(session, subject, whole, bound, request.app.state.changes)
     if commit is None:
         raise missing("commit", name)
     return page(request, "commit.html", commit=commit)

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse
 
 from service.api.errors import missing
-from service.pages import asked
-from service.pages.view import database, page
+from service.pages import asked, markdown
+from service.pages.view import database, page, settings
 from service.reading import runs
 from service.tables import RunState
 
@@ -49,4 +49,5 @@ def show(request: Request, run_id: str) -> HTMLResponse:
         run = runs.read(session, identity)
     if run is None:
         raise missing("run", run_id)
-    return page(request, "run.html", run=run)
+    table = markdown.run(run, settings(request).link)
+    return page(request, "run.html", run=run, markdown=table)

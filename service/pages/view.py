@@ -38,7 +38,8 @@ POLICY = "; ".join(
 _NAVIGATION = (
     ("/", "Grid"),
     ("/runs", "Runs"),
-    ("/bisections", "Bisections"),
+    ("/signatures", "Signatures"),
+    ("/compare", "Compare"),
     ("/pulls", "Pull requests"),
     ("/workers", "Workers"),
 )
@@ -65,6 +66,7 @@ _templates.filters.update(
     counted=words.counted,
     sentence=words.sentence,
     p_value=words.p_value,
+    points=words.points,
     pull_of=words.pull_of,
     without_pull=words.without_pull,
 )

@@ -85,12 +85,20 @@ def percent(rate: float) -> str:
 
 def chance(probability: float) -> str:
     """A probability, rounded neither up to certainty nor down to impossibility: `over 99.99 %`."""
-    return sure(probability) if probability >= 0.0005 else "under 0.1 %"
+    if probability < 0.001:
+        return "under 0.1 %"
+    return sure(probability) if probability > 0.99 else percent(probability)
 
 
 def interval(low: float, high: float) -> str:
     """An interval of rates: `3.2 to 37.9 %`."""
     return span((low, high))
+
+
+def points(between: tuple[float, float]) -> str:
+    """An interval of a difference of rates, in points: `+31.0 to +78.4 points`."""
+    low, high = between
+    return f"{100 * low:+.1f} to {100 * high:+.1f} points".replace("-", "−")
 
 
 def p_value(p: float) -> str:

@@ -44,6 +44,7 @@ class BuildLine:
 class BuildCommit:
     """A commit that uses a build."""
 
+    id: int
     subject: str
     sha: str
     title: str
@@ -113,7 +114,7 @@ def read(session: Session, build_id: int) -> BuildPage | None:
     if build is None:
         return None
     commits = session.exec(
-        select(Commit.subject, Commit.sha, Commit.title, CommitBuild.name)
+        select(Commit, CommitBuild.name)
         .join(CommitBuild, col(CommitBuild.commit_id) == col(Commit.id))
         .where(CommitBuild.build_id == build_id)
         .order_by(col(Commit.id).desc())
@@ -131,6 +132,9 @@ def read(session: Session, build_id: int) -> BuildPage | None:
         handlers=None if build.initialize is None else tuple(build.initialize),
         facts=build.facts,
         log=build_log(build.log, build.outcome is not None, build.signature),
-        commits=tuple(BuildCommit(*row) for row in commits[:COMMITS]),
+        commits=tuple(
+            BuildCommit(commit.id or 0, commit.subject, commit.sha, commit.title, name)
+            for commit, name in commits[:COMMITS]
+        ),
         more=len(commits) > COMMITS,
     )

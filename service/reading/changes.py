@@ -6,8 +6,6 @@ share its trials and tell nothing new. Environments are never mixed, each has a 
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,12 +21,6 @@ from service.tables import Cell
 
 COMMITS = 5_000
 """Newest commits of a branch that are looked at."""
-FRESH_S = 2.0
-"""Changes that were found this short a time ago are not looked for again."""
-SHARE = 50
-"""Nor where looking for them took more than this part of the time since: a large branch takes
-0.1 s, and is looked at every 5 s at most."""
-_SCOPES = 100
 
 
 class Scope(NamedTuple):
@@ -170,43 +162,6 @@ def changes_of(one: Series) -> tuple[Change, ...]:
         )
         for point in change_points(counts)
     )
-
-
-class _Kept(NamedTuple):
-    """Changes that were found, when (on the monotonic clock), and how long that took."""
-
-    changes: tuple[Change, ...]
-    at: float
-    took: float
-
-
-class Keeper:
-    """Finds changes, and keeps them for a moment: every grid asks for them. For all threads."""
-
-    def __init__(self, find: Find = find, clock: Callable[[], float] = time.monotonic) -> None:
-        self._find = find
-        self._clock = clock
-        self._kept: dict[Scope, _Kept] = {}
-        self._busy = threading.Lock()
-
-    def __call__(self, session: Session, scope: Scope) -> tuple[Change, ...]:
-        """The changes of a scope. Those kept, also older ones while another thread looks."""
-        kept = self._kept.get(scope)
-        if kept is not None and self._clock() - kept.at < max(FRESH_S, SHARE * kept.took):
-            return kept.changes
-        if not self._busy.acquire(blocking=kept is None):
-            assert kept is not None, "it would have waited"
-            return kept.changes
-        try:
-            began = self._clock()
-            changes = self._find(session, scope)
-            ended = self._clock()
-            if scope not in self._kept and len(self._kept) >= _SCOPES:
-                self._kept.clear()
-            self._kept[scope] = _Kept(changes, ended, ended - began)
-            return changes
-        finally:
-            self._busy.release()
 
 
 def grouped(changes: Sequence[Change]) -> tuple[tuple[Change, ...], ...]:

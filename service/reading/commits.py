@@ -8,10 +8,15 @@ from datetime import datetime
 
 from sqlmodel import Session, col, select
 
+from runner import matrix as matrices
 from runner.result import Commit as CommitFacts
+from service.reading import changes as finding
+from service.reading import commands
 from service.reading.builds import BuildLine, build_lines
 from service.reading.cells import CellName, cell_name
-from service.reading.environments import EnvironmentName, environment_name
+from service.reading.changes import Change, Scope
+from service.reading.commands import Command, What
+from service.reading.environments import EnvironmentName, environment_name, queue_of
 from service.reading.rate import Rate, rate_of_measurement
 from service.reading.runs import RunLine, run_lines
 from service.tables import (
@@ -24,16 +29,18 @@ from service.tables import (
     Run,
 )
 
+ISSUE = "issue-3863"
 RUNS = 50
 """Runs that a commit's page lists."""
 
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """What was measured of a cell at a commit."""
+    """What was measured of a cell at a commit. queue: of its trials, such as `sm90`."""
 
     measurement: int
     cell: CellName
+    queue: str
     adaptive: bool
     rate: Rate
 
@@ -44,6 +51,29 @@ class MeasuredIn:
 
     environment: EnvironmentName
     cells: tuple[MeasuredCell, ...]
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Variants that were measured without and with the fix, worth comparing."""
+        there = {one.cell.variant for one in self.cells}
+        fixed = {"stock": "owned-stream", "ffi13": "ffi13+owned-stream"}
+        return tuple((base, head) for base, head in fixed.items() if {base, head} <= there)
+
+
+@dataclass(frozen=True)
+class CommitChange:
+    """A change of a cell's rate that this commit may have brought. likeliest: before all others."""
+
+    branch: str
+    queue: str
+    cell: CellName
+    change: Change
+    likeliest: bool
+
+    @property
+    def suspects(self) -> int:
+        """Commits that may have brought it."""
+        return self.change.high - self.change.low + 1
 
 
 @dataclass(frozen=True)
@@ -58,7 +88,10 @@ class Place:
 
 @dataclass(frozen=True)
 class CommitPage:
-    """One commit. clean_below: the bound that its cells are judged by here."""
+    """One commit. clean_below: the bound that its cells are judged by here.
+
+    command: runs all of the issue's matrix at it.
+    """
 
     subject: str
     sha: str
@@ -69,9 +102,11 @@ class CommitPage:
     release: bool
     clean_below: float
     places: tuple[Place, ...]
+    changes: tuple[CommitChange, ...]
     measured: tuple[MeasuredIn, ...]
     builds: tuple[BuildLine, ...]
     runs: tuple[RunLine, ...]
+    command: Command
 
 
 def find(session: Session, subject: str, sha: str) -> str | Sequence[str] | None:
@@ -89,7 +124,13 @@ def find(session: Session, subject: str, sha: str) -> str | Sequence[str] | None
     return None if not found else found[0] if len(found) == 1 else found
 
 
-def read(session: Session, subject: str, sha: str, clean_below: float) -> CommitPage | None:
+def read(
+    session: Session,
+    subject: str,
+    sha: str,
+    clean_below: float,
+    find_changes: finding.Find = finding.find,
+) -> CommitPage | None:
     """A commit by its whole hash; None where it is not known."""
     commit = session.exec(
         select(Commit).where(Commit.subject == subject, Commit.sha == sha)
@@ -102,6 +143,8 @@ def read(session: Session, subject: str, sha: str, clean_below: float) -> Commit
         .order_by(col(Run.created_at).desc(), col(Run.id))
         .limit(RUNS)
     ).all()
+    places = _places(session, commit.id)
+    measured = _measured(session, commit.id, clean_below)
     return CommitPage(
         subject=subject,
         sha=sha,
@@ -111,10 +154,39 @@ def read(session: Session, subject: str, sha: str, clean_below: float) -> Commit
         date=commit.date,
         release=CommitFacts(sha, commit.ref).is_release,
         clean_below=clean_below,
-        places=_places(session, commit.id),
-        measured=_measured(session, commit.id, clean_below),
+        places=places,
+        changes=_changes(session, subject, places, measured, find_changes),
+        measured=measured,
         builds=build_lines(session, commit.id),
         runs=run_lines(session, [(run, commit) for run in runs]),
+        command=commands.rerun(What(subject, sha, matrices.load(ISSUE))),
+    )
+
+
+def _changes(
+    session: Session,
+    subject: str,
+    places: Sequence[Place],
+    measured: Sequence[MeasuredIn],
+    find: finding.Find,
+) -> tuple[CommitChange, ...]:
+    """In the environments that it was measured in."""
+    environments: dict[str, list[int]] = {}
+    names: dict[int, CellName] = {}
+    for one in measured:
+        for cell in one.cells:
+            names[cell.cell.id] = cell.cell
+            there = environments.setdefault(cell.queue, [])
+            if one.environment.id not in there:
+                there.append(one.environment.id)
+    return tuple(
+        CommitChange(
+            place.branch, queue, names[change.cell], change, change.position == place.position
+        )
+        for place in places
+        for queue, ids in environments.items()
+        for change in find(session, Scope(subject, place.branch, queue, tuple(ids)))
+        if change.low <= place.position <= change.high and change.cell in names
     )
 
 
@@ -167,7 +239,13 @@ def _measured(session: Session, commit_id: int, clean_below: float) -> tuple[Mea
         name = environment_name(environment)
         names[name.id] = name
         environments.setdefault(name.id, []).append(
-            MeasuredCell(measurement.id, cell_name(cell), measurement.adaptive, rate)
+            MeasuredCell(
+                measurement.id,
+                cell_name(cell),
+                queue_of(environment),
+                measurement.adaptive,
+                rate,
+            )
         )
     return tuple(
         MeasuredIn(

@@ -27,7 +27,7 @@ from service.tables import BranchCommit, Cell, Commit
 __all__ = ["CLEAN_BELOW", "LOOSE", "Grid", "GridCell", "GridFilter", "GridRow", "read"]
 ROWS = 100
 """Commits on a page, at most."""
-CELLS = 2_400
+CELLS = 1_800
 """Cells on a page, about: where there are many columns, there are fewer commits."""
 LEAST_ROWS = 20
 RISE, FALL, IN_RISE, IN_FALL = "rise", "fall", "in-rise", "in-fall"

@@ -44,7 +44,7 @@ class Mark(StrEnum):
         return "awaiting approval" if self is Mark.AWAITING else words
 
 
-_OF_KIND = {
+MARK_OF_KIND = {
     Kind.REGRESSED: Mark.REGRESSED,
     Kind.FIXED: Mark.FIXED,
     Kind.RACES: Mark.RACES,
@@ -120,7 +120,7 @@ def rate_of(
     k = sum(count for outcome, count in named if outcome in FAILURES)
     n = k + sum(count for outcome, count in named if outcome is Outcome.PASS)
     verdict = judge_cell(Counts(k, n), base, clean_below, adaptive=adaptive)
-    mark, label, text = _OF_KIND[verdict.kind], verdict.label, verdict.text
+    mark, label, text = MARK_OF_KIND[verdict.kind], verdict.label, verdict.text
     if not n:
         apart = next((m for o, m in _OF_OUTCOME.items() if counts[OUTCOMES.index(o)]), None)
         if apart is not None:

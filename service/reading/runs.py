@@ -15,8 +15,10 @@ from sqlmodel import Session, col, select
 from runner.outcome import Outcome
 from runner.statistics.counts import Counts
 from service.judged import cells_of
+from service.reading import commands
 from service.reading.builds import BuildLine, build_lines
 from service.reading.cells import CellName, cell_name
+from service.reading.commands import Command, What
 from service.reading.environments import EMULATED, EnvironmentName, environment_name
 from service.reading.rate import (
     COUNT_COLUMNS,
@@ -156,7 +158,10 @@ class Approval:
 
 @dataclass(frozen=True)
 class RunPage:
-    """One run. setup: what else is known of how its trials ran, such as the sandbox."""
+    """One run. setup: what else is known of how its trials ran, such as the sandbox.
+
+    command: runs it again elsewhere; None where its commit or matrix is not known.
+    """
 
     id: UUID
     subject: str
@@ -191,6 +196,7 @@ class RunPage:
     base_sha: str
     base_run: UUID | None
     approval: Approval | None
+    command: Command | None
 
     @property
     def emulated(self) -> bool:
@@ -362,7 +368,16 @@ def read(session: Session, run_id: UUID) -> RunPage | None:
         approval=(
             Approval(run.pull, run.head_sha) if run.state == RunState.AWAITING_APPROVAL else None
         ),
+        command=_command(run, commit),
     )
+
+
+def _command(run: Run, commit: Commit | None) -> Command | None:
+    matrix = commands.of_run(run.matrix_name, run.matrix)
+    if matrix is None or commit is None:
+        return None
+    used = str(run.facts.get("toolchain", "")) or run.toolchain
+    return commands.rerun(What(run.subject, commit.sha, matrix, toolchain=used))
 
 
 def _rows(session: Session, run: Run, held: Mapping[int, int]) -> tuple[RunRow, ...]:

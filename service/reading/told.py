@@ -33,12 +33,16 @@ class Told(NamedTuple):
 
 @lru_cache(maxsize=65_536)
 def of_counts(counts: tuple[int, ...], clean_below: float) -> Told:
-    """What counts in the order of OUTCOMES say. Short: a race's verdict shows in its figures."""
+    """What counts in the order of OUTCOMES say.
+
+    Short: a race's verdict shows in its figures, and what is undersampled says what it needs.
+    """
     rate = rate_of(counts, clean_below)
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in rate.counts)
     if not rate.n:
         return Told(rate.mark, rate.mark.words, outcomes, trials=rate.trials, counts=counts)
-    verdict = "" if rate.mark is Mark.RACES else f"{rate.mark.words}, "
+    told = rate.mark in (Mark.RACES, Mark.UNDERSAMPLED)
+    verdict = "" if told else f"{rate.mark.words}, "
     more = f"; {rate.needed} more to be clean" if rate.needed and not rate.k else ""
     return Told(
         mark=rate.mark,

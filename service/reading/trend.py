@@ -22,7 +22,7 @@ from service.reading.grid_choices import CLEAN_BELOW, Choices, GridFilter
 from service.reading.rate import COUNT_COLUMNS, Rate, rate_of
 from service.tables import BranchCommit, Build, Cell, Commit, CommitBuild, Measurement
 
-POINTS = 300
+POINTS = 150
 """Measured commits on a page."""
 SUSPECTS = 20
 """Commits that are named where one of them brought a change."""

@@ -8,15 +8,19 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from sqlalchemy import func
 from sqlmodel import Session, col, select
 
 from runner.outcome import FAILURES, Outcome
+from service.reading import commands
 from service.reading.builds import BuildCommit
 from service.reading.cells import CellName, cell_name
-from service.reading.environments import EnvironmentName, environment_name
+from service.reading.commands import Command, What
+from service.reading.environments import EnvironmentName, environment_name, queue_of
 from service.reading.logs import LogView, trial_log
 from service.reading.rate import Rate, rate_of_measurement
 from service.tables import (
+    BranchCommit,
     Build,
     Cell,
     Commit,
@@ -62,7 +66,9 @@ class TrialLine:
 class MeasurementPage:
     """All trials of a build in a cell and environment, newest first.
 
-    commits: those that have this build. older: `before` of the next page, None on the last.
+    commits: those that have this build, the oldest first. older: `before` of the next page, None
+    on the last. queue: of its trials, such as `sm90`. command: runs them again, None without a
+    commit.
     """
 
     id: int
@@ -81,11 +87,16 @@ class MeasurementPage:
     chosen: TrialFilter
     trials: tuple[TrialLine, ...]
     older: int | None
+    queue: str
+    command: Command | None
 
 
 @dataclass(frozen=True)
 class TrialPage:
-    """One trial. log: None once it was pruned. next_failure: an older one of the same kind."""
+    """One trial. log: None once it was pruned. next_failure: an older one of the same kind.
+
+    command: runs one like it again; None for a reference, which no matrix names.
+    """
 
     id: int
     index: int
@@ -117,6 +128,8 @@ class TrialPage:
     newer: int | None
     older: int | None
     next_failure: int | None
+    queue: str
+    command: Command | None
 
     @property
     def failed(self) -> bool:
@@ -173,7 +186,26 @@ def read(session: Session, trial_id: int) -> TrialPage | None:
         newer=_neighbour(session, trial, newer=True),
         older=_neighbour(session, trial, newer=False),
         next_failure=_next_failure(session, trial),
+        queue=run.queue,
+        command=_command(run, commit, ordered, cell, environment),
     )
+
+
+def _command(
+    run: Run,
+    commit: Commit | None,
+    ordered: RunCell | None,
+    cell: Cell,
+    environment: Environment,
+) -> Command | None:
+    """By the run's own matrix, as far as it has the cell."""
+    sha = commit.sha if commit else run.head_sha
+    if cell.reference or not sha:
+        return None
+    matrix, name = commands.of_run(run.matrix_name, run.matrix), ordered.name if ordered else ""
+    if matrix is None or name not in {one.name for one in matrix.cells}:
+        matrix, name = commands.of_cell(cell, run.clean_below)
+    return commands.rerun(What(run.subject, sha, matrix, (name,), 1, environment.toolchain))
 
 
 def _log(trial: Trial, kept: TrialEvidence) -> LogView:
@@ -251,13 +283,7 @@ def read_measurement(
     measurement, cell, environment = found
     build = measurement.build_id
     key, subject = session.exec(select(Build.key, Build.subject).where(Build.id == build)).one()
-    commits = session.exec(
-        select(Commit.subject, Commit.sha, Commit.title, CommitBuild.name)
-        .join(CommitBuild, col(CommitBuild.commit_id) == col(Commit.id))
-        .where(CommitBuild.build_id == build)
-        .order_by(col(Commit.id).desc())
-        .limit(COMMITS + 1)
-    ).all()
+    commits = _commits(session, build)
     trials = _trials(session, measurement_id, asked)
     return MeasurementPage(
         id=measurement_id,
@@ -271,12 +297,49 @@ def read_measurement(
         rate=rate_of_measurement(measurement, clean_below),
         first_trial_at=measurement.first_trial_at,
         last_trial_at=measurement.last_trial_at,
-        commits=tuple(BuildCommit(*row) for row in commits[:COMMITS]),
+        commits=tuple(
+            BuildCommit(commit.id or 0, commit.subject, commit.sha, commit.title, name)
+            for commit, name in commits[:COMMITS]
+        ),
         more_commits=len(commits) > COMMITS,
         chosen=asked,
         trials=trials[:TRIALS],
         older=trials[TRIALS - 1].id if len(trials) > TRIALS else None,
+        queue=queue_of(environment),
+        command=_again(measurement, commits[0][0], cell, environment, clean_below)
+        if commits and not cell.reference
+        else None,
     )
+
+
+def _commits(session: Session, build: int) -> list[tuple[Commit, str]]:
+    """Those that have the build, the oldest first, since it came with that one; one more than
+    COMMITS if there are others."""
+    place = func.min(col(BranchCommit.position))
+    found = session.exec(
+        select(Commit, CommitBuild.name, place)
+        .join(CommitBuild, col(CommitBuild.commit_id) == col(Commit.id))
+        .join(BranchCommit, col(BranchCommit.commit_id) == col(Commit.id), isouter=True)
+        .where(CommitBuild.build_id == build)
+        .group_by(col(Commit.id), col(CommitBuild.name))
+        .order_by(place.nulls_last(), col(Commit.id))
+        .limit(COMMITS + 1)
+    )
+    return [(commit, name) for commit, name, _ in found]
+
+
+def _again(
+    measurement: Measurement,
+    commit: Commit,
+    cell: Cell,
+    environment: Environment,
+    clean_below: float,
+) -> Command:
+    """As many trials of the cell as there were."""
+    matrix, name = commands.of_cell(cell, clean_below)
+    trials = max(1, measurement.n)
+    what = What(commit.subject, commit.sha, matrix, (name,), trials, environment.toolchain)
+    return commands.rerun(what)
 
 
 def _trials(session: Session, measurement: int, asked: TrialFilter) -> tuple[TrialLine, ...]:

@@ -84,7 +84,7 @@ def test_a_cell_takes_few_bytes(browser: TestClient) -> None:
     cells = re.findall(r"<td class=.*?</td>", text)
     assert len(cells) == 12 * 11
     assert max(map(len, cells)) < 260
-    assert sum(map(len, cells)) / len(cells) < 140  # 2,000 of them fit into 280 kB
+    assert sum(map(len, cells)) / len(cells) < 140  # 1,800 of them fit into 250 kB
 
 
 def test_certainty_has_a_form_besides_its_colour(browser: TestClient) -> None:

@@ -21,6 +21,15 @@ def addresses(made: Showcase) -> dict[str, str]:
         "trend": f"/trend?subject=te&queue=sm90&cell={made.cells['stock, background']}",
         "quiet trend": f"/trend?subject=te&cell={made.cells['stock, alone']}",
         "emulated trend": f"/trend?subject=demo&cell={made.cells['stock, background']}",
+        "compare": f"/compare?subject=te&a={made.shas['before']}&b={made.shas['race'][:12]}",
+        "compare broken": f"/compare?subject=te&a={made.shas['race']}&b={made.shas['broken']}",
+        "compare variants": f"/compare?subject=te&a={made.shas['race']}&b={made.shas['race']}"
+        "&base=stock&head=owned-stream&queue=sm90",
+        "compare nothing": "/compare",
+        "signatures": "/signatures",
+        "signature": "/signature?subject=te&queue=sm90&outcome=crash"
+        "&signature=SIGSEGV+in+cuEventRecord",
+        "measurement": f"/measurements/{made.measurement}",
         "order": f"/order/{made.commits['head']}/{made.cells['unregistered, background']}",
         "runs": "/runs",
         "run": f"/runs/{made.runs['race']}",
@@ -41,9 +50,10 @@ def addresses(made: Showcase) -> dict[str, str]:
 
 PAGES = (
     "grid", "other branch", "emulated grid", "filtered grid", "trend", "quiet trend",
-    "emulated trend", "order", "runs", "run", "running", "awaiting", "broken",
-    "emulated run", "trial", "commit", "broken commit", "build", "workers", "pulls", "nothing",
-    "not there",
+    "emulated trend", "compare", "compare broken", "compare variants", "compare nothing",
+    "signatures", "signature", "measurement", "order", "runs", "run", "running", "awaiting",
+    "broken", "emulated run", "trial", "commit", "broken commit", "build", "workers", "pulls",
+    "nothing", "not there",
 )  # fmt: skip
 _VOID = {"meta", "link", "img", "input", "br", "hr", "col"}
 _CLOSED = {"rect", "line", "path", "circle"}

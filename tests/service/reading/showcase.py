@@ -112,6 +112,7 @@ class Showcase:
     cells: Mapping[str, int]
     runs: Mapping[str, UUID]
     failed_trial: int
+    measurement: int
     failed_build: int
     worker: UUID
 
@@ -418,6 +419,7 @@ def _make(maker: _Maker) -> Showcase:
         cells={cell.name: _id(rows.cell_row(session, cell)) for cell in MATRIX.cells},
         runs={name: run.id for name, run in runs.items()},
         failed_trial=_first_failure(session, runs["race"]),
+        measurement=_first_cell(session, runs["race"]),
         failed_build=failed or 0,
         worker=worker.id,
     )
@@ -497,6 +499,14 @@ def _first_failure(session: Session, run: Run) -> int:
     found = session.exec(
         select(Trial.id).where(Trial.run_id == run.id, Trial.outcome == Outcome.CAPTURE_ERROR)
     ).first()
+    assert found is not None
+    return found
+
+
+def _first_cell(session: Session, run: Run) -> int:
+    found = session.exec(
+        select(RunCell.measurement_id).where(RunCell.run_id == run.id, RunCell.position == 0)
+    ).one()
     assert found is not None
     return found
 

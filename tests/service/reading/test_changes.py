@@ -1,20 +1,17 @@
-"""Changes along a branch: whose trials count, once and apart, and how long they are kept."""
+"""Changes along a branch: whose trials count, once and apart."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
-
-import pytest
 from sqlmodel import Session
 
 from runner import matrix as matrices
 from runner import result
 from runner.run import PreparedBuild
+from runner.statistics.counts import Counts
 from service import rows
 from service.database import Database
 from service.reading import changes
-from service.reading.changes import Change, Keeper, Scope
+from service.reading.changes import Change, Scope
 from service.tables import BranchCommit, BuildState, CommitBuild
 from tests.service.reading.showcase import Showcase
 
@@ -118,73 +115,8 @@ def test_adaptive_trials_and_unknown_places_say_nothing(db: Database) -> None:
 
 
 def test_changes_of_one_commit_stand_together() -> None:
-    from runner.statistics.counts import Counts
-
     def one(cell: int, position: int, rises: bool) -> Change:
         return Change(cell, 1, position, position, position, rises, Counts(), Counts(), 0.01)
 
     groups = changes.grouped([one(1, 9, True), one(2, 9, True), one(3, 9, False), one(1, 4, True)])
     assert [[change.cell for change in group] for group in groups] == [[1, 2], [3], [1]]
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def keeper(clock: Clock, asked: list[Scope], takes: float = 0.0) -> Keeper:
-    def find(_: Session, scope: Scope) -> tuple[Change, ...]:
-        asked.append(scope)
-        clock.now += takes
-        return ()
-
-    return Keeper(find, clock)
-
-
-@pytest.mark.parametrize(("takes", "kept_for"), [(0.0, 2.0), (0.2, 10.0)])
-def test_they_are_kept_for_a_moment_and_longer_where_they_cost_more(
-    db: Database, takes: float, kept_for: float
-) -> None:
-    clock, asked = Clock(), list[Scope]()
-    keep = keeper(clock, asked, takes)
-    with db.session() as session:
-        keep(session, scope(1))
-        at = clock.now
-        clock.now = at + kept_for - 0.01
-        keep(session, scope(1))
-        assert len(asked) == 1
-        keep(session, scope(2))
-        assert len(asked) == 2, "another scope is another question"
-        clock.now = at + kept_for + 0.01
-        keep(session, scope(1))
-        assert len(asked) == 3
-
-
-def test_while_one_looks_the_others_get_what_is_kept(db: Database) -> None:
-    clock = Clock()
-    began, go_on = threading.Event(), threading.Event()
-    looked: list[int] = []
-
-    def find(_: Session, __: Scope) -> Sequence[Change]:
-        looked.append(1)
-        if len(looked) == 2:
-            began.set()
-            assert go_on.wait(30)
-        return ()
-
-    keep = Keeper(find, clock)  # type: ignore[arg-type]
-    with db.session() as session:
-        keep(session, scope(1))
-        clock.now = 100.0
-        slow = threading.Thread(target=keep, args=(session, scope(1)))
-        slow.start()
-        assert began.wait(30)
-        assert keep(session, scope(1)) == ()
-        assert len(looked) == 2, "it did not look a third time"
-        go_on.set()
-        slow.join(30)

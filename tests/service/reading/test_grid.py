@@ -374,7 +374,7 @@ def test_many_columns_make_shorter_pages(db: Database) -> None:
             cell = rows.cell_row(session, replace(stock, background_period_ms=float(n)))
             rows.measurement_row(session, build, cell, environment).passed = 1
     found = read(db, subject="te")
-    assert (len(found.columns), len(found.rows), found.older) == (60, 40, 110)
+    assert (len(found.columns), len(found.rows), found.older) == (60, 30, 120)
     assert found.rows[-1].cells[0].repeated, "the commit below is on the next page"
 
 
