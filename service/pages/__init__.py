@@ -8,6 +8,7 @@ from service import live
 from service.api.access import reader
 from service.pages import (
     badge,
+    bisections,
     builds,
     commits,
     compare,
@@ -36,6 +37,7 @@ for _part in (
     badge,
     order,
     runs,
+    bisections,
     trials,
     commits,
     builds,

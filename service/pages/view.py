@@ -40,6 +40,7 @@ _NAVIGATION = (
     ("/runs", "Runs"),
     ("/signatures", "Signatures"),
     ("/compare", "Compare"),
+    ("/bisections", "Bisections"),
     ("/pulls", "Pull requests"),
     ("/workers", "Workers"),
 )
