@@ -47,6 +47,8 @@ class Engine:
         with (folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
+                    # In a network of its own: without a bridge it would remove the host's docker0.
+                    *("unshare", "--net", "--"),
                     *("dockerd", "--host", self.host, "--data-root", str(folder / "data")),
                     *("--exec-root", str(folder / "exec"), "--pidfile", str(folder / "pid")),
                     *("--bridge", "none", "--iptables=false"),
@@ -105,7 +107,8 @@ def gone(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Engine]:
     """An engine of its own, with the image of trials."""
-    needs(os.getuid() == 0 and shutil.which("dockerd"), "dockerd and root to start one")
+    able = os.getuid() == 0 and shutil.which("dockerd") and shutil.which("unshare")
+    needs(able, "dockerd, unshare and root to start an engine with")
     # A socket's path may have 107 bytes.
     folder = tmp_path_factory.mktemp("engine")
     own = Engine(folder)
