@@ -100,28 +100,14 @@ def remaining(session: Session, run: Run) -> list[Remaining]:
         .where(RunCell.run_id == run.id, RunCell.decided == "", col(RunCell.outcome).is_(None))
         .order_by(col(RunCell.position))
     )
-    own = _settled_by(session, run) if run.bisection_id is not None else {}
     found = []
     for cell, measurement in rows_of:
         settled = measurement.n + measurement.unsupported if measurement else 0
-        if run.bisection_id is not None:
-            settled = own.get(cell.id, 0)
         missing = max(0, cell.wanted - settled)
         if missing:
             assert cell.id is not None
             found.append(Remaining(cell, missing, max(0, missing - held.get(cell.id, 0))))
     return found
-
-
-def _settled_by(session: Session, run: Run) -> dict[int | None, int]:
-    """Trials that the run's own claims settled, by its cells."""
-    found = session.exec(
-        select(ClaimCell.run_cell_id, func.sum(ClaimCell.recorded))
-        .join(Claim, col(Claim.id) == col(ClaimCell.claim_id))
-        .where(Claim.run_id == run.id)
-        .group_by(col(ClaimCell.run_cell_id))
-    )
-    return {cell: int(count) for cell, count in found}
 
 
 def live(session: Session, run: UUID) -> bool:
@@ -188,7 +174,7 @@ def take(
 ) -> Batch | None:
     """Claim a share of a run's trials for a worker; None where there is nothing for it to do.
 
-    As much as takes about batch_s seconds, and no more than its share among the live workers.
+    As much as takes about batch_s seconds, and no more than its share among those who hold none.
     contained: the worker puts a fork's code into containers; others leave it alone. A run goes on
     where it began for as long as anyone there holds or takes trials of it.
     """
@@ -206,7 +192,7 @@ def take(
     unclaimed = sum(one.unclaimed for one in left)
     if not unclaimed:
         return None
-    share = math.ceil(unclaimed / max(1, len(bound_workers(session, run))))
+    share = math.ceil(unclaimed / max(1, _free_workers(session, run)))
     size = max(worker.parallel, min(share, _size(session, run, worker, batch_s)))
     chosen = _interleaved(left, size)
     claim = _claim(session, run, worker.id)
@@ -215,6 +201,13 @@ def take(
         session.add(ClaimCell(claim_id=claim.id, run_cell_id=cell.id, trials=trials))
     publish(session, "run", run=run.id, state=run.state)
     return _batch(session, run, claim, chosen)
+
+
+def _free_workers(session: Session, run: Run) -> int:
+    """How many workers may still take a share of a run: not those that hold one."""
+    live = select(Claim.worker_id).where(Claim.run_id == run.id, Claim.state == ClaimState.LIVE)
+    holding = set(session.exec(live))
+    return sum(worker.id not in holding for worker in bound_workers(session, run))
 
 
 def _size(session: Session, run: Run, worker: Worker, batch_s: float) -> int:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ END_S = 30.0
 """How long a job may take to end its trials once it is told to, before it is killed."""
 KILL_S = 30.0
 """How long a killed job may take to be gone: one that waits for a dead disk or device never is."""
+JOB = (sys.executable, "-m", "runner.job")
 LINE_BYTES = 64 << 20
 """Longest answer that is read; a job that gives a longer one is broken."""
 _SECRET = re.compile(
@@ -47,7 +48,10 @@ def environment() -> dict[str, str]:
 
 
 def answers(
-    request: dict[str, Any], goes_on: Callable[[], bool], every_s: float
+    request: dict[str, Any],
+    goes_on: Callable[[], bool],
+    every_s: float,
+    command: Sequence[str] = JOB,
 ) -> Generator[dict[str, Any], None, None]:
     """Carry out a job; its answers as they come.
 
@@ -58,7 +62,7 @@ def answers(
     """
     mark = str(uuid.uuid4())
     process = subprocess.Popen(
-        [sys.executable, "-m", "runner.job"],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment() | {_MARK: mark},
@@ -75,7 +79,9 @@ def answers(
 def _read(process: subprocess.Popen[bytes], lines: queue.SimpleQueue[bytes]) -> None:
     assert process.stdout is not None
     with process.stdout as output:
-        while line := output.readline(LINE_BYTES):
+        whole = True
+        while whole and (line := output.readline(LINE_BYTES)):
+            whole = line.endswith(b"\n")
             lines.put(line)
     lines.put(b"")
 
@@ -102,10 +108,13 @@ def _conversation(
                 _tell_to_end(process)
         if told and time.monotonic() - asked > END_S:
             raise JobStopped("killed, for it did not end when it was told to")
+        ended = process.poll() is not None
         try:
             line = lines.get(timeout=min(every_s, 0.5))
         except queue.Empty:
-            continue
+            if not ended:
+                continue
+            line = b""  # something that it started still holds its output open
         if not line:
             break
         answer = _answer(line)
@@ -115,13 +124,11 @@ def _conversation(
             raise _error(answer)
         answered = True
         yield answer
+    if line:
+        raise InfrastructureError(f"{what} said what is no answer: {line[:80]!r}")
     status = _wait(process, END_S)
     if told:
         raise JobStopped("stopped before it was done")
-    if line:
-        raise InfrastructureError(
-            f"{what} gave no answer but {line[:80]!r} and ended {_how(status)}"
-        )
     if status or not answered:
         raise InfrastructureError(f"{what} ended {_how(status)}")
 

@@ -17,16 +17,15 @@ from sqlalchemy.exc import OperationalError
 from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import SelectOfScalar
 
-from service import bisection, builds, claims
+from service import builds, claims
 from service.advance import advance
-from service.consume import silence_s
+from service.consume import GONE_S
 from service.database import Database
 from service.events import publish
 from service.finished import on_worker_lost
 from service.settings import ServiceSettings
 from service.tables import (
     OPEN_STATES,
-    Bisection,
     BuildState,
     Claim,
     ClaimState,
@@ -51,12 +50,10 @@ def sweep(database: Database, settings: ServiceSettings) -> None:
     _each(database, _stale_claims(silent), partial(_take_over, silent))
     _each(database, _stale_builds(silent), partial(_take_back, silent))
     with database.session() as session:
-        end_orphaned_jobs(session, silence_s(settings))
+        end_orphaned_jobs(session, GONE_S)
     open_runs = select(Run.id).where(col(Run.state).in_(OPEN_STATES))
     urgent_first = open_runs.order_by(col(Run.priority).desc(), col(Run.created_at))
     _each(database, urgent_first, advance)
-    open_ones = select(Bisection.id).where(col(Bisection.state).in_(bisection.OPEN))
-    _each(database, open_ones.order_by(col(Bisection.created_at)), bisection.advance)
 
 
 def _each(
@@ -132,7 +129,7 @@ def _take_back(silent: datetime, session: Session, build: int | None) -> None:
 def end_orphaned_jobs(session: Session, lost_s: float) -> int:
     """End queue jobs whose worker is gone; how many they were. Their rows wake others.
 
-    lost_s: see `consume.silence_s`. Retrying them through the queue would ignore how often that was
+    lost_s: see `consume.GONE_S`. Retrying them through the queue would ignore how often that was
     done already.
     """
     ended = session.connection().execute(

@@ -7,7 +7,7 @@ import logging
 import signal
 
 from service import tasks
-from service.consume import consume, silence_s
+from service.consume import consume
 from service.database import Database
 from service.settings import ServiceSettings
 from service.worker import WorkerOptions, WorkerProcess
@@ -45,7 +45,6 @@ async def _work(settings: ServiceSettings, database: Database, worker: WorkerPro
         [lane for lane in (worker.build_lane, worker.trial_lane) if lane],
         {"worker": worker},
         stop,
-        gone_s=silence_s(settings),
     )
     await draining
 
