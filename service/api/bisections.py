@@ -330,6 +330,11 @@ class RangeOut(BaseModel):
     build: str = Field(description="The build that is looked at.", examples=["stock"])
     commits: int
     no_change: Share = Field(description="Probability that the rate does not change in it.")
+    first: int = Field(
+        description="Place of the first commit of the shortest stretch that holds the change with "
+        "the confidence that was asked for, given that there is one."
+    )
+    last: int = Field(description="Place of its last commit.")
     classes: list[SuspectOut]
 
     @classmethod
@@ -341,6 +346,8 @@ class RangeOut(BaseModel):
             build=one.range.build,
             commits=one.range.commits,
             no_change=one.none,
+            first=one.first,
+            last=one.last,
             classes=[SuspectOut.of(suspect) for suspect in one.suspects],
         )
 
@@ -468,7 +475,9 @@ class BisectionWhole(BisectionOut):
     checks: list[CheckOut]
     running: list[RunningOut]
     next: NextOut | None = Field(description="Null once it has ended.")
-    elapsed_s: float = Field(description="Since its range was known, until it ended.")
+    elapsed_s: float = Field(
+        description="Since its range was known (before that, since it was ordered), until it ended."
+    )
     expected: ExpectedOut | None
 
 

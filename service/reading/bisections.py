@@ -24,7 +24,7 @@ from runner.bisect.events import Entered, Event, Observation, Reverted, Seen, fr
 from runner.bisect.policy import Costs
 from runner.bisect.posterior import Tally
 from runner.bisect.range import BuildClass, Range
-from runner.bisect.verdict import SideRate, Verdict, VerdictKind
+from runner.bisect.verdict import SideRate, Verdict, VerdictKind, likeliest
 from runner.bisect.verification import Check
 from runner.matrix import Cell as MatrixCell
 from runner.result import Commit
@@ -109,7 +109,7 @@ class BisectionLine:
 
 _MARKS = {
     VerdictKind.NOT_SURE: Mark.UNDERSAMPLED,
-    VerdictKind.NO_CHANGE: Mark.NO_WORSE,
+    VerdictKind.NO_CHANGE: Mark.NOT_RUN,
     VerdictKind.NOT_MEASURED: Mark.INFRA_ERROR,
 }
 
@@ -163,13 +163,16 @@ class Suspect:
 class Searched:
     """A range that is or was searched. inside: the merge that it is in, None for the outermost.
 
-    none: probability that the rate does not change in it.
+    none: probability that the rate does not change in it. first, last: places of the shortest
+    stretch of commits that holds the change as surely as was asked for, given that there is one.
     """
 
     range: Range
     inside: Commit | None
     none: float
     suspects: tuple[Suspect, ...]
+    first: int
+    last: int
 
     @property
     def likeliest(self) -> Suspect:
@@ -421,12 +424,8 @@ def _folded(
         if state.stage is Stage.SEARCH:
             steps = state.posterior.steps
             place = max(range(1, len(steps)), key=lambda i: steps[i])
-            likeliest = state.range.classes[place]
-            line = replace(
-                line,
-                likeliest=likeliest.blamed or likeliest.commit,
-                probability=steps[place],
-            )
+            leader = state.range.classes[place]
+            line = replace(line, likeliest=leader.blamed or leader.commit, probability=steps[place])
         lines.append(line)
     return tuple(lines), state
 
@@ -495,6 +494,7 @@ def _searched(state: State) -> tuple[Searched, ...]:
 
 def _level(state: State, level: Level, inside: Commit | None) -> Searched:
     first, end = level.suspect or (0, 0)
+    within = likeliest(state.posterior, state.settings.confidence)
     return Searched(
         range=level.range,
         inside=inside,
@@ -503,6 +503,8 @@ def _level(state: State, level: Level, inside: Commit | None) -> Searched:
             _suspect(state, place, each, first <= place < end)
             for place, each in enumerate(level.range.classes)
         ),
+        first=within[0],
+        last=within[1] - 1,
     )
 
 
