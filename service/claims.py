@@ -100,14 +100,28 @@ def remaining(session: Session, run: Run) -> list[Remaining]:
         .where(RunCell.run_id == run.id, RunCell.decided == "", col(RunCell.outcome).is_(None))
         .order_by(col(RunCell.position))
     )
+    own = _settled_by(session, run) if run.bisection_id is not None else {}
     found = []
     for cell, measurement in rows_of:
         settled = measurement.n + measurement.unsupported if measurement else 0
+        if run.bisection_id is not None:
+            settled = own.get(cell.id, 0)
         missing = max(0, cell.wanted - settled)
         if missing:
             assert cell.id is not None
             found.append(Remaining(cell, missing, max(0, missing - held.get(cell.id, 0))))
     return found
+
+
+def _settled_by(session: Session, run: Run) -> dict[int | None, int]:
+    """Trials that the run's own claims settled, by its cells."""
+    found = session.exec(
+        select(ClaimCell.run_cell_id, func.sum(ClaimCell.recorded))
+        .join(Claim, col(Claim.id) == col(ClaimCell.claim_id))
+        .where(Claim.run_id == run.id)
+        .group_by(col(ClaimCell.run_cell_id))
+    )
+    return {cell: int(count) for cell, count in found}
 
 
 def live(session: Session, run: UUID) -> bool:

@@ -7,15 +7,16 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from uuid import UUID
 
 from procrastinate import JobContext
 
 from runner.errors import RacewatchError
-from service import finished
+from service import bisection, finished
 from service.consume import consume
 from service.database import Database
 from service.github import approval, outbox, poll
-from service.github.client import GitHub
+from service.github.client import shared
 from service.queue import CONTROL, app
 from service.settings import ServiceSettings
 from service.sweep import sweep
@@ -37,10 +38,15 @@ class Control:
         finished.tell_changes(self.database, self.settings)
         outbox.deliver(self.database, outbox.senders(self.settings))
 
+    def bisection(self, identity: UUID) -> None:
+        """Move a bisection on."""
+        with self.database.session() as session:
+            bisection.advance(session, identity)
+
     def command(self, delivery: str) -> None:
         """Carry out a comment's command, if its author may."""
         token = self.settings.github_token.get_secret_value()
-        github = GitHub(self.settings.github_api, token) if token else None
+        github = shared(self.settings.github_api, token) if token else None
         with self.database.session() as session:
             approval.carry_out(session, self.settings, github, delivery)
 
@@ -96,6 +102,12 @@ def _control(context: JobContext) -> Control:
 async def deliver(context: JobContext) -> None:
     """Send what waits in the outbox and is due."""
     await asyncio.to_thread(_control(context).deliver)
+
+
+@app.task(name="bisection", pass_context=True, retry=AGAIN)
+async def look_at_bisection(context: JobContext, bisection: str) -> None:
+    """Take in what ended of a bisection, and order what follows."""
+    await asyncio.to_thread(_control(context).bisection, UUID(bisection))
 
 
 @app.task(name="check_command", pass_context=True, retry=AGAIN)

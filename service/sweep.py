@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import SelectOfScalar
 
-from service import builds, claims
+from service import bisection, builds, claims
 from service.advance import advance
 from service.consume import GONE_S
 from service.database import Database
@@ -26,6 +26,7 @@ from service.finished import on_worker_lost
 from service.settings import ServiceSettings
 from service.tables import (
     OPEN_STATES,
+    Bisection,
     BuildState,
     Claim,
     ClaimState,
@@ -54,6 +55,8 @@ def sweep(database: Database, settings: ServiceSettings) -> None:
     open_runs = select(Run.id).where(col(Run.state).in_(OPEN_STATES))
     urgent_first = open_runs.order_by(col(Run.priority).desc(), col(Run.created_at))
     _each(database, urgent_first, advance)
+    open_ones = select(Bisection.id).where(col(Bisection.state).in_(bisection.OPEN))
+    _each(database, open_ones.order_by(col(Bisection.created_at)), bisection.advance)
 
 
 def _each(
