@@ -27,6 +27,7 @@ from pypi_simple import (
     UnsupportedRepoVersionError,
 )
 
+from runner.archive import unpack
 from runner.errors import InfrastructureError, RefError
 
 SDIST_PROJECT = "transformer_engine_jax"
@@ -207,8 +208,7 @@ def _unpack_sdist(archive: Path, target: Path) -> None:
     """Unpack below `target`, without the one top folder that an sdist has."""
     scratch = target.with_name("sdist")
     try:
-        with tarfile.open(archive) as opened:
-            opened.extractall(scratch, filter="data")
+        unpack(archive, scratch)
     except (tarfile.TarError, EOFError) as error:
         raise InfrastructureError(f"{archive.name} cannot be unpacked: {error}") from error
     tops = list(scratch.iterdir())
