@@ -50,9 +50,15 @@ def main() -> int:
         threading.Thread(target=_end_with_input, daemon=True).start()
         try:
             _DO[request["do"]](request, answer)
+        except BrokenPipeError:
+            raise  # nobody listens any more
         except RacewatchError as error:
             answer({"error": type(error).__name__, "message": str(error)})
             return error.exit_code
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            answer({"error": "InfrastructureError", "message": f"{where}{error.strerror or error}"})
+            return InfrastructureError.exit_code
         return 0
 
     return guarded(work)
@@ -159,8 +165,12 @@ def _jax(subject: Subject, request: dict[str, Any]) -> str:
         if said is None:
             raise InfrastructureError(f"the image of trials, {choice.image}, has no JAX")
         return said.strip()
-    command = [subject.trial_python(), "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    python = subject.trial_python()
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["it says nothing"]
+        raise InfrastructureError(f"{python} has no JAX: {said[-1]}")
+    return done.stdout.strip()
 
 
 def _commit(subject: Subject, request: dict[str, Any]) -> Commit:
@@ -267,14 +277,23 @@ def _trials(request: dict[str, Any], answer: Answer) -> None:
 
 
 def _events(a_run: Run) -> Iterator[result.Event]:
-    """All events; those of a run that was stopped end with one that says so."""
+    """All events; those of a run that was stopped end with one that says so.
+
+    One that had not begun does not begin then: nobody knows in which versions it would have.
+    """
     try:
         with closing(a_run.events()) as events:
             yield from events
     except Stopped as stopped:
-        yield from a_run.stopped("interrupted", str(stopped))
+        status, reason = "interrupted", str(stopped)
     except (RacewatchError, OSError) as error:
-        yield from a_run.stopped("failed", str(error))
+        status, reason = "failed", str(error)
+    else:
+        return
+    begun = a_run.fold.started is not None
+    for event in a_run.stopped(status, reason):
+        if begun or isinstance(event, result.RunEnded):
+            yield event
 
 
 def _check_keys(builds: dict[BuildId, PreparedBuild], keys: dict[str, str]) -> None:
@@ -283,7 +302,11 @@ def _check_keys(builds: dict[BuildId, PreparedBuild], keys: dict[str, str]) -> N
         if build.key != wanted:
             raise InfrastructureError(
                 f"build {build_id}: this host makes {build.key[:12]}, the run has {wanted[:12]}: "
-                "hosts that share runs need the same compiler and the same Racewatch"
+                + (
+                    "a pull request has moved on since, order the run anew"
+                    if build_id.pulls
+                    else "hosts that share runs need the same compiler and the same Racewatch"
+                )
             )
 
 

@@ -303,16 +303,22 @@ class Recorder:
         self._measurements: dict[tuple[str, str], int] = {}
 
     def started(self, session: Session, event: result.RunStarted) -> int:
-        """What the trials of this claim run in: the id of that environment. Raises ClaimLost."""
+        """What the trials of this claim run in: the id of that environment. Raises ClaimLost.
+
+        Where nothing could be imported, as its first trials will tell, it is what the run has.
+        """
         self._live(session)
-        environment = rows.environment_row(session, event.device, event.toolchain, event.harness)
-        assert environment.id is not None
-        self._environment = environment.id
         run = locked(session, self._batch.run)
         assert run is not None
-        if run.environment_id != environment.id:
-            # A worker tells its kind before it knows which JAX its trials import.
-            bind(session, run, environment)
+        if event.device.jax or event.device.emulated or run.environment_id is None:
+            environment = rows.environment_row(
+                session, event.device, event.toolchain, event.harness
+            )
+            if run.environment_id != environment.id:
+                # A worker tells its kind before it knows which JAX its trials import.
+                bind(session, run, environment)
+        assert run.environment_id is not None
+        self._environment = run.environment_id
         run.facts = {
             **run.facts,
             "parallel": event.parallel,
@@ -320,7 +326,7 @@ class Recorder:
             "trial_mode": event.trial_mode,
         }
         session.add(run)
-        return environment.id
+        return self._environment
 
     def trial(self, session: Session, event: result.TrialFinished, log: str) -> bool:
         """Store one trial; False where it is there already. Raises ClaimLost."""
