@@ -168,8 +168,8 @@ def _jax(subject: Subject, request: dict[str, Any]) -> str:
     python = subject.trial_python()
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["it says nothing"]
-        raise InfrastructureError(f"{python} has no JAX: {said[-1]}")
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise InfrastructureError(f"{python} has no JAX: {last or 'it does not say why'}")
     return done.stdout.strip()
 
 
