@@ -94,13 +94,18 @@ CMD ["python3", "-m", "runner.trial.parent"]
 
 
 # What compiles the demo; with the whole of Racewatch in it, also the worker of the profile `demo`.
-FROM service AS builder-cpu
+FROM base AS builder-cpu
+ARG VERSION=0.1.0
+ARG REVISION=""
 LABEL org.opencontainers.image.title="Racewatch builder, CPU" \
-      org.opencontainers.image.description="Compiles the demo subject, with no network"
-USER root
+      org.opencontainers.image.description="Compiles the demo subject, with no network" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
 RUN apt-get update -q \
  && apt-get install -qy --no-install-recommends ccache g++ \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/dpkg.log
+COPY --from=packages /opt/racewatch /opt/racewatch
+COPY containers/ /usr/local/bin/
 USER racewatch
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 \
   CMD ["python", "-m", "service.alive", "worker"]

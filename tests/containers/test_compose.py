@@ -10,20 +10,25 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import docker
 import httpx
 import pytest
+import yaml
 from docker.models.containers import Container
 
 from runner import demo_repo
+from runner.sandbox.docker_owner import LABEL_OWNER
 from service import schema
-from tests.conftest import Eventually
 from tests.containers.conftest import Project
 
-DONE_S = 240
+Factory = pytest.TempPathFactory
+DONE_S = 600
+"""Ample: on two idle cores a minute or two."""
 UID = 61120
 
 
@@ -31,16 +36,25 @@ UID = 61120
 def demo(project: Project, engine: docker.DockerClient) -> Project:
     """The project, once the demo's tagged commits are done."""
     project("up", "--detach")
-    deadline = time.monotonic() + DONE_S
     ordering = container(engine, project, "demo")
-    while ordering.status != "exited":
-        assert time.monotonic() < deadline, f"the demo is not done in time\n{project.logs()}"
-        time.sleep(0.5)
+
+    def exited() -> bool:
         ordering.reload()
+        return bool(ordering.status == "exited")
+
+    wait_for(exited, "the demo is done", project)
     assert ordering.attrs["State"]["ExitCode"] == 0, project.logs()
     # What it orders besides, the whole history, would go on for a minute.
     project("kill", "demo-worker")
     return project
+
+
+def wait_for(condition: Callable[[], bool], what: str, project: Project) -> None:
+    """Look again until it holds, or fail with what the containers have printed."""
+    deadline = time.monotonic() + DONE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}\n{project.logs()}"
+        time.sleep(0.2)
 
 
 def container(engine: docker.DockerClient, project: Project, service: str) -> Container:
@@ -85,7 +99,7 @@ def test_up_ends_with_the_demo_commits_trials_on_the_page(demo: Project) -> None
 
 
 def test_everything_that_stays_is_healthy_and_what_ends_has_ended_well(
-    demo: Project, engine: docker.DockerClient, eventually: Eventually
+    demo: Project, engine: docker.DockerClient
 ) -> None:
     for service in ("postgres", "service"):
         health = container(engine, demo, service).attrs["State"]["Health"]
@@ -158,6 +172,79 @@ def test_a_workers_login_is_made_and_revoked_as_the_documentation_says(demo: Pro
     assert demo.run(*with_login).returncode != 0
 
 
+MATRIX = """
+name = "own"
+[[cells]]
+name = "held open"
+variant = "stock"
+hold_ms = 15
+trials = 3
+"""
+"""A cell that the demo does not have, so that its trials are yet to be run."""
+
+
+@pytest.fixture
+def runner(
+    demo: Project, engine: docker.DockerClient, ours: dict[str, str], tmp_path_factory: Factory
+) -> Iterator[Container]:
+    """compose.yaml's `runner` as it stands there, but for the GPU: that is for the demo here."""
+    data = tmp_path_factory.mktemp("data")
+    own = {"COMPOSE_PROFILES": "gpu", "RACEWATCH_DATA": str(data)}
+    own |= {"RACEWATCH_TRIAL_IMAGE": ours["trial-cpu"]}
+    own |= {"RACEWATCH_BUILD_IMAGE": ours["builder-cpu"]}
+    changed = replace(demo, environment={**demo.environment, **own})
+    service = yaml.safe_load(changed("config"))["services"]["runner"]
+    made = engine.containers.create(
+        service["image"],
+        [*service["command"], "--subject=demo"],
+        user=service["user"],
+        init=service["init"],
+        cap_drop=service["cap_drop"],
+        cap_add=service["cap_add"],
+        security_opt=service["security_opt"],
+        environment={k: v for k, v in service["environment"].items() if v is not None},
+        volumes=[one.removesuffix(":rw") for one in map(_short, service["volumes"])],
+        network=f"{demo.name}_default",
+    )
+    made.start()
+    yield made
+    made.remove(force=True)
+
+
+def _short(volume: str | dict[str, Any]) -> str:
+    """A volume as 1.29 writes it; v2 writes a mapping."""
+    if isinstance(volume, str):
+        return volume
+    mode = "ro" if volume.get("read_only") else "rw"
+    return f"{volume['source']}:{volume['target']}:{mode}"
+
+
+def test_a_runner_in_a_container_builds_and_tries_in_containers_of_their_own(
+    demo: Project, runner: Container, engine: docker.DockerClient
+) -> None:
+    (demo.folder / "config" / "own.toml").write_text(MATRIX)
+    order = ["exec", "-T", "service", "racewatch", "submit", "--subject=demo", "--ref=race"]
+    ordered = demo(*order, "--matrix=/etc/racewatch/own.toml", "--queue=emulated").decode()
+    run = ordered.strip().rpartition("/")[2]
+
+    seen: set[tuple[str, str]] = set()
+
+    def ended() -> bool:
+        for one in engine.containers.list(filters={"label": LABEL_OWNER}, ignore_removed=True):
+            seen.add((one.labels["racewatch.kind"], one.attrs["HostConfig"]["NetworkMode"]))
+        runner.reload()
+        assert runner.status == "running", runner.logs().decode()
+        state = get(demo, f"/api/v1/runs/{run}").json()["state"]
+        return state in ("complete", "failed", "cancelled")
+
+    wait_for(ended, "the run ends", demo)
+    told = get(demo, f"/api/v1/runs/{run}").json()
+    (cell,) = told["cells"]
+    assert (told["state"], cell["n"], cell["k"]) == ("complete", 3, 3), runner.logs().decode()
+    assert ("trial", "none") in seen
+    assert {network for _, network in seen} == {"none"}
+
+
 def test_a_second_up_changes_nothing(demo: Project, engine: docker.DockerClient) -> None:
     secrets = {path: path.read_bytes() for path in files(demo.folder / "secrets")}
     runs = get(demo, "/api/v1/runs?subject=demo&limit=100").json()["items"]
@@ -181,7 +268,7 @@ def test_the_health_check_tells_a_dead_worker(demo: Project, engine: docker.Dock
 
 
 def test_database_and_store_come_back_from_their_backup(
-    demo: Project, engine: docker.DockerClient, eventually: Eventually
+    demo: Project, engine: docker.DockerClient
 ) -> None:
     """The commands of docs/deploy.md, on a project that loses everything but its backup."""
     before, listed = completed(demo), store(demo)
@@ -200,7 +287,7 @@ def test_database_and_store_come_back_from_their_backup(
         healthy.reload()
         return bool(healthy.attrs["State"]["Health"]["Status"] == "healthy")
 
-    eventually(is_healthy, "the new database is healthy")
+    wait_for(is_healthy, "the new database is healthy", demo)
     restore = ["exec", "-T", "postgres", "pg_restore", "-U", "racewatch", "-d", "racewatch"]
     demo(*restore, "--no-owner", "--no-privileges", "--exit-on-error", stdin=dump)
     demo(*tar, "-C", "/var/lib/racewatch", "-xz", stdin=archive)
@@ -212,7 +299,7 @@ def test_database_and_store_come_back_from_their_backup(
         except httpx.TransportError:
             return False
 
-    eventually(answers, "the service is ready")
+    wait_for(answers, "the service is ready", demo)
     assert completed(demo) == before
     assert store(demo) == listed
 
