@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
+
+from runner.errors import SubjectError
 
 CORE_LIBRARY = "libtransformer_engine.so"
 PACKAGES = ("transformer_engine", "transformer_engine_cu13", "transformer_engine_jax")
@@ -32,7 +35,11 @@ def write_python(package: Path, version: str, out: Path) -> None:
     TE compares the versions of its three packages where the extension's is installed, and demands
     then that they come from wheels. Ours stand before whatever the interpreter has installed, so
     that another TE in it (the `gpu` extra, say) does not get into the way.
+
+    Raises SubjectError where the version, which is the commit's own word, is none.
     """
+    if not re.fullmatch(r"[A-Za-z0-9.+!_-]+", version):
+        raise SubjectError(f"the commit's version {version!r} is none")
     # Links stay links: the commit's own may go round in circles.
     shutil.copytree(package, out / "transformer_engine", symlinks=True, ignore=only_python)
     for name in PACKAGES:

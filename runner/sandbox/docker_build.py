@@ -271,7 +271,8 @@ class DockerWorkshop:
                         f"write, {self._limits.kept / 2**30:.1f} GiB"
                     )
                 file.write(data)
-        if command.wait() != 0:
+            size = file.tell()
+        if command.wait() != 0 or size == 0:
             path.unlink()
             raise BuildError(f"the build did not make {path.name}")
 

@@ -1,5 +1,6 @@
 """The folder a TE build is imported from: whole, and in front of any other TE."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner import te_site
+from runner.errors import SubjectError
 
 
 @pytest.fixture
@@ -26,6 +28,22 @@ def test_a_site_holds_the_python_code_of_the_jax_side_only(package: Path, tmp_pa
     found = {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
     code = {name for name in found if name.startswith("transformer_engine/")}
     assert code == {"transformer_engine/__init__.py", "transformer_engine/jax/__init__.py"}
+
+
+def test_links_that_go_round_in_circles_stay_links(package: Path, tmp_path: Path) -> None:
+    (package / "jax" / "round").symlink_to("..")
+    out = tmp_path / "out"
+    out.mkdir()
+    te_site.write_python(package, "2.20.2", out)
+    assert os.readlink(out / "transformer_engine" / "jax" / "round") == ".."
+
+
+@pytest.mark.parametrize("version", ["", "../../evil", "2.20\nName: evil", "2 20"])
+def test_what_is_no_version_is_refused(package: Path, tmp_path: Path, version: str) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(SubjectError, match=r"version .* is none"):
+        te_site.write_python(package, version, out)
+    assert not out.exists()
 
 
 def test_another_te_in_the_interpreter_does_not_get_into_the_way(

@@ -393,6 +393,7 @@ def test_a_build_that_ends_everything_in_its_container_is_infrastructures_loss(
     [
         ("ln -s /dev/zero {}", "has no end"),
         ("mkdir {}", "did not make library.so"),
+        (": > {}", "did not make library.so"),
         ("ln -s {secret} {}", "did not make library.so"),
         ("true", "did not make library.so"),
     ],
