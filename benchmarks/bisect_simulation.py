@@ -151,7 +151,7 @@ class World:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a bisection ended: right or not, how sure it said it was (None where it does not say), and
+    """How a bisection ended: right or not, how sure it said it was (None: it does not say), and
     whether it named anything at all."""
 
     right: bool
@@ -359,7 +359,6 @@ def main() -> None:
 
 
 def report(found: dict[tuple[str, str], list[Ended]], seeds: int, seconds: float) -> Iterator[str]:
-    head = f"{'':28}{'right':>7}{'named,':>8}{'builds':>16}{'trials':>8}{'wall s':>16}{'checks'}"
     yield (
         f"{seeds} histories of {SIZE} commits each; build {BUILD_S:.0f} s, trial {TRIAL_S:.0f} s, "
         f"{LANES} at a time, confidence {CONFIDENCE}; simulated in {seconds:.0f} s"
@@ -370,7 +369,10 @@ def report(found: dict[tuple[str, str], list[Ended]], seeds: int, seconds: float
             f"{'':28}{'right':>8}{'wrong,':>8}{'claimed':>9}{'builds':>14}{'trials':>8}"
             f"{'wall s':>14}"
         )
-        yield f"{'':28}{'':>8}{'sure':>8}{'(mean)':>9}{'median (90 %)':>14}{'median':>8}{'median (90 %)':>15}"
+        yield (
+            f"{'':28}{'':>8}{'sure':>8}{'(mean)':>9}{'median (90 %)':>14}{'median':>8}"
+            f"{'median (90 %)':>15}"
+        )
         for (of, name), runs in found.items():
             if of == point:
                 yield _row(name, runs)
