@@ -29,7 +29,7 @@ class Settings:
 
     confidence: float = 0.99
     budget_s: float | None = None
-    spare: float | None = 1.25
+    spare: float | None = 1.0
     check_error: float = 0.01
     check_trials: int = 600
     end_trials: int = 1000

@@ -14,7 +14,7 @@ from runner.bisect.verdict import named
 from runner.bisect.verification import Check
 from runner.result import Commit
 
-FIRST_TRIALS = 32
+FIRST_TRIALS = 16
 """Of each end, to begin with."""
 _NOTHING = 1e-9
 
@@ -164,6 +164,8 @@ class _Next:
             return Decision(f"building {what}", probes)
         if under_way:
             return Decision("waiting for builds")
+        if state.costs.build_s > self.left_s:
+            return self._without_search("the budget leaves no time for another build")
         return self._without_search("nothing is left to learn from")
 
     def _without_search(self, reason: str) -> Decision:

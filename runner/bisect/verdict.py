@@ -19,7 +19,7 @@ class VerdictKind(StrEnum):
     CULPRIT = "culprit"
     """One commit, and fresh trials showed it."""
     AMONG = "one of several"
-    """Fresh trials showed the change, but between the commits named nothing builds."""
+    """Fresh trials showed the change, but between the commits named nothing can be measured."""
     NOT_SURE = "not sure"
     """Stopped, checks failed, or nothing left to learn from: the likeliest commits."""
     NO_CHANGE = "no change"
@@ -85,7 +85,7 @@ class Evidence:
         entered = self.range.classes[first]
         commits = self._commits(first, end)
         probability = self.posterior.mass(first, end)
-        lead = "" if kind is VerdictKind.CULPRIT else ", between which nothing builds,"
+        lead = "" if kind is VerdictKind.CULPRIT else ", between which nothing can be measured,"
         changed = (
             f"lowered the failure rate from {after.text} to {before.text}"
             if not entered.forward
