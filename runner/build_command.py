@@ -21,7 +21,7 @@ TIME_S = 6 * 3600.0
 OUTPUT_BYTES = 64 * 2**20
 """How much a build may print: hundreds of times what TE's core does."""
 _ERROR_LINE = re.compile(
-    r"(fatal error|\berror|internal compiler error|CMake Error[^:]*):(?! ld returned) |"
+    r"(fatal error|\berror|internal compiler error):(?! ld returned) |^CMake Error\b|"
     r"undefined reference to|cannot find -l|multiple definition of|^ptxas fatal|^nvcc fatal"
 )
 
