@@ -473,3 +473,95 @@ def test_a_host_without_git_is_one_sentence(
 
     with pytest.raises(InfrastructureError, match="no git: install it"):
         open_repository(str(tmp_path), cache)
+
+
+def test_steps_have_their_parents_and_paths_oldest_first(
+    work: Work, repository: Repository
+) -> None:
+    first = work.git("rev-parse", "HEAD")
+    work.commit("Two\x01files", {"b.txt": "1\n", "a dir/ä.txt": "2\n"})
+    work.git("checkout", "--quiet", "-b", "side")
+    work.commit("Aside", {"side.txt": "1\n"})
+    work.git("checkout", "--quiet", "main")
+    work.commit("Nothing", {})
+    work.git("merge", "--quiet", "--no-ff", "-m", "Merge side", "side")
+
+    steps = repository.steps(repository.resolve("main"), repository.resolve(first))
+
+    assert [step.commit.title for step in steps] == ["Two\x01files", "Nothing", "Merge side"]
+    assert [step.paths for step in steps] == [("a dir/ä.txt", "b.txt"), (), ("side.txt",)]
+    assert [len(step.parents) for step in steps] == [1, 1, 2]
+    assert steps[2].parents[1] == work.git("rev-parse", "side")
+
+
+def test_there_are_no_steps_from_a_commit_to_itself(repository: Repository) -> None:
+    head = repository.resolve("main")
+    assert repository.steps(head, head) == []
+
+
+def test_trees_and_texts_of_many_commits_are_those_of_each(
+    work: Work, repository: Repository
+) -> None:
+    shas = [work.git("rev-parse", "HEAD"), work.commit("Two", {"src/b.txt": "b\n", "V": "2\n"})]
+    paths = ["src", "V", "nowhere", "README"]
+
+    assert repository.tree_hashes_of(shas, paths) == [
+        repository.tree_hashes(sha, paths) for sha in shas
+    ]
+    assert repository.tree_hashes_of(shas, []) == [{}, {}]
+    assert repository.texts_of(shas, "V") == [None, "2\n"]
+    assert repository.texts_of([], "V") == []
+
+
+def test_a_revert_takes_one_commit_out_of_the_head(work: Work, repository: Repository) -> None:
+    culprit = work.commit("Break it", {"bad.txt": "bad\n", "README": "two\n"})
+    head = work.commit("Go on", {"other.txt": "more\n"})
+
+    reverted = repository.revert(repository.resolve(culprit), repository.resolve(head))
+
+    assert repository.text(reverted.sha, "bad.txt") is None
+    assert repository.text(reverted.sha, "README") == "one\n"
+    assert repository.text(reverted.sha, "other.txt") == "more\n"
+    assert repository.first_parent(reverted)[1].sha == head
+    assert "Break it" in reverted.title
+    again = repository.revert(repository.resolve(culprit), repository.resolve(head))
+    assert again.sha == reverted.sha
+
+
+def test_reverting_a_merge_takes_out_what_its_branch_brought(
+    work: Work, repository: Repository
+) -> None:
+    work.git("checkout", "--quiet", "-b", "side")
+    work.commit("Aside", {"side.txt": "1\n"})
+    work.git("checkout", "--quiet", "main")
+    work.commit("Main", {"main.txt": "1\n"})
+    work.git("merge", "--quiet", "--no-ff", "-m", "Merge side", "side")
+    merge = repository.resolve("main")
+    head = repository.resolve(work.commit("Go on", {"other.txt": "1\n"}))
+
+    reverted = repository.revert(merge, head)
+
+    assert repository.text(reverted.sha, "side.txt") is None
+    assert repository.text(reverted.sha, "main.txt") == "1\n"
+
+
+def test_a_revert_that_conflicts_is_one_sentence(work: Work, repository: Repository) -> None:
+    culprit = work.commit("Break it", {"README": "two\n"})
+    head = work.commit("Build on it", {"README": "two and a half\n"})
+    with pytest.raises(VariantError, match=r"does not revert cleanly on .*: conflicts in README"):
+        repository.revert(repository.resolve(culprit), repository.resolve(head))
+
+
+def test_what_is_gone_or_elsewhere_cannot_be_reverted(work: Work, repository: Repository) -> None:
+    first = repository.resolve(work.git("rev-parse", "HEAD"))
+    culprit = repository.resolve(work.commit("Break it", {"bad.txt": "bad\n"}))
+    head = repository.resolve(work.git("rev-parse", "HEAD"))
+    work.git("revert", "--no-edit", "HEAD")
+    undone = repository.resolve("main")
+
+    with pytest.raises(VariantError, match=r"nothing of .* is left in"):
+        repository.revert(culprit, undone)
+    with pytest.raises(VariantError, match="is not in the history of"):
+        repository.revert(culprit, first)
+    with pytest.raises(VariantError, match="is the first commit"):
+        repository.revert(first, head)
