@@ -32,8 +32,9 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from runner.bisect.bisection import Bisection, Probe, Settings
@@ -151,8 +152,12 @@ class World:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a bisection ended: right or not, how sure it said it was (None: it does not say), and
-    whether it named anything at all."""
+    """How a bisection ended.
+
+    right: with the truth. named: it named something, surely as far as it can tell. claimed: how
+    sure it said it was, None where it does not say. looks: along the way, the probability of its
+    likeliest commit and whether that was the culprit.
+    """
 
     right: bool
     named: bool
@@ -161,6 +166,7 @@ class Ended:
     trials: int
     wall_s: float
     checks_failed: int = 0
+    looks: tuple[tuple[float, bool], ...] = ()
 
 
 def wave_s(trials: int) -> float:
@@ -189,6 +195,7 @@ def racewatch(world: World, builders: int, spare: float | None) -> Ended:
     device_free = 0.0
     ready: list[tuple[float, int, Observation]] = []
     running: dict[int, Probe] = {}
+    looks: list[tuple[float, bool]] = []
     number = 0
     while (decision := bisection.next(builders, (*running.values(),), cached)).verdict is None:
         if decision.revert is not None:
@@ -218,6 +225,9 @@ def racewatch(world: World, builders: int, spare: float | None) -> Ended:
         world.now, ended, seen = heapq.heappop(ready)
         del running[ended]
         bisection = bisection.observe(seen)
+        steps = bisection.posterior.steps
+        best = max(range(1, SIZE), key=steps.__getitem__)
+        looks.append((steps[best], best == world.culprit))
     verdict = decision.verdict
     named = {int(commit.title) for commit in verdict.commits}
     sure = verdict.kind in (VerdictKind.CULPRIT, VerdictKind.AMONG, VerdictKind.NO_CHANGE)
@@ -233,6 +243,7 @@ def racewatch(world: World, builders: int, spare: float | None) -> Ended:
         world.trials,
         world.now,
         bisection.failures,
+        tuple(looks),
     )
 
 
@@ -283,7 +294,7 @@ def _next_steps(good: int, bad: int, ahead: int) -> Iterator[int]:
 def bayesect(world: World, batch: int) -> Ended:
     """git_bayesect's own loop, with `batch` trials of each commit that it selects."""
     assert git_bayesect is not None
-    bisector = git_bayesect.Bisector([1.0 / SIZE * weight for weight in world.weights])
+    bisector = git_bayesect.Bisector([*reversed(world.weights)])
     skipped: set[int] = set()
     while world.trials < BAYESECT_TRIALS and bisector.distribution.max() < CONFIDENCE:
         place = SIZE - 1 - int(bisector.select())
@@ -346,7 +357,7 @@ def main() -> None:
     points = [i for i, point in enumerate(POINTS) if asked.points in point.name]
     jobs = [(n, p, s) for p in points for n in names for s in range(asked.seeds)]
     started = time.monotonic()
-    found: dict[tuple[str, str], list[Ended]] = defaultdict(list)
+    found: Found = defaultdict(list)
     with multiprocessing.Pool(asked.jobs) as pool:
         for name, point, ended in pool.imap(simulate, jobs, chunksize=8):
             found[point, name].append(ended)
@@ -358,40 +369,110 @@ def main() -> None:
         print("git_bayesect is not installed here and was left out", file=sys.stderr)
 
 
-def report(found: dict[tuple[str, str], list[Ended]], seeds: int, seconds: float) -> Iterator[str]:
+Found = dict[tuple[str, str], list[Ended]]
+
+
+def report(found: Found, seeds: int, seconds: float) -> Iterator[str]:
+    """The tables."""
     yield (
-        f"{seeds} histories of {SIZE} commits each; build {BUILD_S:.0f} s, trial {TRIAL_S:.0f} s, "
-        f"{LANES} at a time, confidence {CONFIDENCE}; simulated in {seconds:.0f} s"
+        f"{seeds} histories of {SIZE} commits of each kind; build {BUILD_S:.0f} s, trial "
+        f"{TRIAL_S:.0f} s, {LANES} at a time, up to {LANES} builds at a time, "
+        f"confidence {CONFIDENCE}; simulated in {seconds:.0f} s"
     )
+    yield "right: ended with the truth. wrong: named something else, and was sure where it says."
+    yield "claimed: how sure it said it was, mean. builds, trials, wall s: median (90 % within)."
     for point in dict.fromkeys(point for point, _ in found):
-        yield f"\n{point}"
-        yield (
-            f"{'':28}{'right':>8}{'wrong,':>8}{'claimed':>9}{'builds':>14}{'trials':>8}"
-            f"{'wall s':>14}"
-        )
-        yield (
-            f"{'':28}{'':>8}{'sure':>8}{'(mean)':>9}{'median (90 %)':>14}{'median':>8}"
-            f"{'median (90 %)':>15}"
+        yield f"\n{point:32}{'right':>7}{'wrong':>8}{'claimed':>9}{'builds':>12}{'trials':>8}" + (
+            f"{'wall s':>16}"
         )
         for (of, name), runs in found.items():
             if of == point:
                 yield _row(name, runs)
+        yield from _beaten(found, point)
+    yield from _calibration(found)
 
 
 def _row(name: str, runs: list[Ended]) -> str:
     claimed = [run.claimed for run in runs if run.claimed is not None]
-    wrong = sum(run.named and not run.right for run in runs) / len(runs)
     said = f"{statistics.mean(claimed):.4f}" if claimed else "-"
-    builds = sorted(run.builds for run in runs)
-    walls = sorted(run.wall_s for run in runs)
-    ninth = min(len(runs) - 1, math.ceil(0.9 * len(runs)))
+    builds, walls = [run.builds for run in runs], [run.wall_s for run in runs]
     return (
-        f"{name:28}{sum(run.right for run in runs) / len(runs):>8.1%}{wrong:>8.1%}{said:>9}"
-        f"{statistics.median(builds):>8.0f} ({builds[ninth]:>3})"
+        f"{name:32}{_share(run.right for run in runs):>7.1%}{_wrong(runs):>8.1%}{said:>9}"
+        f"{statistics.median(builds):>6.0f} ({_most(builds):>3.0f})"
         f"{statistics.median(run.trials for run in runs):>8.0f}"
-        f"{statistics.median(walls):>9.0f} ({walls[ninth]:>5.0f})"
-        f"{sum(run.checks_failed for run in runs):>4}"
+        f"{statistics.median(walls):>8.0f} ({_most(walls):>5.0f})"
     )
+
+
+def _share(values: Iterable[bool]) -> float:
+    return statistics.mean(map(float, values))
+
+
+def _wrong(runs: list[Ended]) -> float:
+    return _share(run.named and not run.right for run in runs)
+
+
+def _most(values: list[float] | list[int]) -> float:
+    """What nine of ten are within."""
+    return sorted(values)[math.ceil(0.9 * len(values)) - 1]
+
+
+def _beaten(found: Found, point: str) -> Iterator[str]:
+    """Who is on the front with Racewatch, and its time as a share of git_bayesect's."""
+    own = found.get((point, "racewatch"))
+    if own is None:
+        return
+    wall, right = statistics.median(r.wall_s for r in own), _share(r.right for r in own)
+    shares = []
+    better, ties = [], []
+    for (of, name), runs in found.items():
+        if of != point or name.startswith("racewatch"):
+            continue
+        theirs = statistics.median(r.wall_s for r in runs)
+        if name.startswith("git_bayesect"):
+            shares.append(f"{wall / theirs:.2f} of {name}")
+            continue
+        accuracy = _share(r.right for r in runs)
+        if theirs < wall and accuracy > right:
+            better.append(name)
+        elif accuracy >= right - 0.005:
+            ties.append(f"{name.removeprefix('git bisect')} ({theirs / wall:.2f} of its time)")
+    yield f"faster and more accurate than racewatch: {', '.join(better) or 'nobody'}"
+    yield f"as accurate: git bisect{';'.join(ties) if ties else ' nowhere'}"
+    if shares:
+        yield f"its time: {', '.join(shares)}"
+
+
+def _calibration(found: Found) -> Iterator[str]:
+    """How often the likeliest commit was the culprit, by the probability that was given to it."""
+    looks = [
+        look
+        for (point, name), runs in found.items()
+        if name.startswith("racewatch") and not point.startswith("no culprit")
+        for run in runs
+        for look in run.looks
+    ]
+    yield "\nracewatch along the way: probability of its likeliest commit, how often it was that"
+    for low, high in pairwise((0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99, 0.999, 1.01)):
+        inside = [look for look in looks if low <= look[0] < high]
+        if inside:
+            said = statistics.mean(probability for probability, _ in inside)
+            yield f"  {said:.4f} said, {_share(right for _, right in inside):.4f} right, " + (
+                f"{len(inside)} looks"
+            )
+    claims = [
+        run
+        for (_, name), runs in found.items()
+        if name.startswith("racewatch")
+        for run in runs
+        if run.claimed is not None
+    ]
+    if claims:
+        yield (
+            f"verdicts: {statistics.mean(run.claimed or 0.0 for run in claims):.5f} claimed, "
+            f"{_share(run.right for run in claims):.5f} right, of {len(claims)}; "
+            f"checks that failed: {sum(run.checks_failed for run in claims)}"
+        )
 
 
 if __name__ == "__main__":
