@@ -39,6 +39,11 @@ from service.tables import (
 _LOG = logging.getLogger("racewatch.sweep")
 LOST = "its worker was lost"
 _Id = TypeVar("_Id")
+_NOT_WAITING = """NOT EXISTS (
+    SELECT FROM procrastinate_jobs job
+    WHERE job.status = 'todo' AND job.scheduled_at IS NULL
+    AND job.queueing_lock = 'prepare:' || runs.id AND runs.state = 'queued'
+)"""
 
 
 def sweep(database: Database, settings: ServiceSettings) -> None:
@@ -52,7 +57,8 @@ def sweep(database: Database, settings: ServiceSettings) -> None:
     _each(database, _stale_builds(silent), partial(_take_back, silent))
     with database.session() as session:
         end_orphaned_jobs(session, GONE_S)
-    open_runs = select(Run.id).where(col(Run.state).in_(OPEN_STATES))
+    # A run whose preparation waits in the queue needs nothing; there may be thousands.
+    open_runs = select(Run.id).where(col(Run.state).in_(OPEN_STATES), text(_NOT_WAITING))
     urgent_first = open_runs.order_by(col(Run.priority).desc(), col(Run.created_at))
     _each(database, urgent_first, advance)
     open_ones = select(Bisection.id).where(col(Bisection.state).in_(bisection.OPEN))
