@@ -28,7 +28,7 @@ from runner.bisect.prior import Prior, prior
 from runner.bisect.range import BuildClass, Range
 from runner.bisect.settings import Settings
 from runner.bisect.verdict import Evidence, Verdict, sure
-from runner.bisect.verification import Check, CheckKind, CheckState, Higher, Side
+from runner.bisect.verification import Check, CheckKind, CheckState, Higher, Side, contradicted
 from runner.result import Commit
 
 RETRIES = 2
@@ -376,7 +376,12 @@ class Bisection:
                 check = check.ended(CheckState.SKIPPED, gone[0])
             elif check.p <= self.settings.check_error:
                 check = check.ended(CheckState.PASSED)
-            elif check.fewest >= self.settings.check_trials:
+            elif check.fewest >= self.settings.check_trials or (
+                check.fewest
+                and contradicted(
+                    check, *self.posterior.rates(*self.suspect), self.settings.check_error
+                )
+            ):
                 # Back to the whole range: what was entered was not the whole story.
                 outside = replace(self, levels=self.levels[:1])
                 return outside._failed(

@@ -232,6 +232,11 @@ def _normalised(weights: Sequence[float]) -> list[float]:
     return [each / total for each in weights] if total > 0 else list(weights)
 
 
+def likelihood(k: int, n: int) -> Sequence[float]:
+    """Of k failures in n trials at each of RATES, to a scale that makes the largest 1."""
+    return _likelihood(k, n)[0]
+
+
 def mean(weights: Sequence[float]) -> float:
     """The expected rate under weights of RATES that sum to 1."""
     return math.fsum(map(mul, weights, RATES))

@@ -8,11 +8,12 @@ batch. It fails when that has not happened after a number of trials of each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from runner.bisect.posterior import NO_TRIALS, Tally
+from runner.bisect.posterior import NO_TRIALS, Tally, likelihood
 from runner.result import Commit
 
 Higher = Callable[[Tally, Tally], float]
@@ -87,3 +88,21 @@ class Check:
     def ended(self, state: CheckState, reason: str = "") -> Check:
         """The same check, closed."""
         return replace(self, state=state, reason=reason)
+
+
+def contradicted(
+    check: Check, before: Sequence[float], after: Sequence[float], error: float
+) -> bool:
+    """Whether fresh trials are 1/`error` times as likely if both sides have one rate, be it that
+    before the change or that after it, than if the rates are as they should be.
+
+    before, after: weights of RATES. So a check that shows nothing need not run to its last trial.
+    """
+    low, high = likelihood(*check.low.tally), likelihood(*check.high.tally)
+
+    def weighed(weights: Sequence[float], *sides: Sequence[float]) -> float:
+        return math.fsum(map(math.prod, zip(weights, *sides, strict=True)))
+
+    as_it_should = weighed(before, low) * weighed(after, high)
+    same = max(weighed(before, low, high), weighed(after, low, high))
+    return same * error > as_it_should

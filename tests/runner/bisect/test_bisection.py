@@ -240,6 +240,15 @@ def test_a_revert_that_changes_nothing_ends_in_doubt() -> None:
     assert found.state.failures == RETRIES + 1
 
 
+def test_a_revert_that_plainly_changes_nothing_is_seen_early() -> None:
+    searched = line(20, forward=False)
+    truth = replace(Truth.of(searched, 8, 0.0, 1.0), reverted=(Reverted(commit("r"), "r"), 0.0))
+    found = carry_out(searched, truth, COSTS)
+    assert found.verdict.kind is VerdictKind.NOT_SURE
+    assert found.verdict.commits == (commit(7),)
+    assert found.state.spent.trials < 400
+
+
 def test_a_revert_that_is_not_clean_is_said_and_the_culprit_stands() -> None:
     searched = line(20)
     reverted = Reverted(reason="7 does not revert cleanly: conflicts in a.cpp")
