@@ -182,4 +182,5 @@ document.addEventListener("focusout", hide);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") hide();
 });
-addEventListener("scroll", hide, { capture: true, passive: true });
+// Only what is shown: one that is about to be is placed where its cell is by then.
+addEventListener("scroll", () => shownFor && hide(), { capture: true, passive: true });

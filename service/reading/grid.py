@@ -30,6 +30,8 @@ ROWS = 100
 CELLS = 1_800
 """Cells on a page, about: where there are many columns, there are fewer commits."""
 LEAST_ROWS = 20
+CHANGED = 10
+"""Commits with changes that are named, the newest."""
 RISE, FALL, IN_RISE, IN_FALL = "rise", "fall", "in-rise", "in-fall"
 """What a cell has of a change: the likeliest first commit with a higher or a lower rate, or another
 one that may have brought it."""
@@ -95,7 +97,8 @@ class Grid:
 
     newer, older: `before` of the pages next to it, None where there is none; newer is 0 for the
     first page. total: commits of the branch. shown: environments that the page's cells have.
-    changes: on the branch, the newest first; only on the first page.
+    changes: on the branch, the newest first; only on the first page. more_changes: commits with
+    others, before those.
     """
 
     choices: Choices
@@ -108,6 +111,7 @@ class Grid:
     newer: int | None
     older: int | None
     changes: tuple[ChangedCommit, ...]
+    more_changes: int
 
     @property
     def chosen(self) -> GridFilter:
@@ -131,6 +135,7 @@ def read(session: Session, asked: GridFilter, find: finding.Find = finding.find)
     size = max(LEAST_ROWS, min(ROWS, CELLS // max(1, len(columns))))
     changes = _changes(session, choices, find)
     total = choices.heads.get(chosen.branch, 0)
+    changed, more = _changed(session, chosen, changes, columns)
     return Grid(
         choices=choices,
         shown=tuple(one for one in choices.environments if one.id in page.shown),
@@ -141,7 +146,8 @@ def read(session: Session, asked: GridFilter, find: finding.Find = finding.find)
         total=total,
         newer=_newer(chosen, total, size),
         older=commits[size - 1].place if len(commits) > size else None,
-        changes=_changed(session, chosen, changes, columns) if chosen.before is None else (),
+        changes=changed,
+        more_changes=more,
     )
 
 
@@ -205,17 +211,20 @@ def _marked(
 
 def _changed(
     session: Session, chosen: GridFilter, changes: Sequence[Change], columns: Sequence[CellName]
-) -> tuple[ChangedCommit, ...]:
-    """Changes by commit; of a chosen matrix those of its cells."""
+) -> tuple[tuple[ChangedCommit, ...], int]:
+    """Changes by commit, of a chosen matrix those of its cells; and how many are not named."""
+    if chosen.before is not None:
+        return (), 0
     ids = {change.cell for change in changes}
     if chosen.matrix:
         ids &= {column.id for column in columns}
     cells = session.exec(select(Cell).where(col(Cell.id).in_(ids))) if ids else ()
     names = {name.id: name for name in map(cell_name, cells)}
-    groups = finding.grouped([change for change in changes if change.cell in names])
+    every = finding.grouped([change for change in changes if change.cell in names])
+    groups = every[:CHANGED]
     spans = [_span(group) for group in groups]
     commits = _at(session, chosen, {n for span in spans for n in span})
-    return tuple(
+    named = tuple(
         ChangedCommit(
             sha=commits[position].sha,
             title=commits[position].title,
@@ -232,6 +241,7 @@ def _changed(
         for group, (low, position, high) in zip(groups, spans, strict=True)
         if {low, position, high} <= commits.keys()
     )
+    return named, len(every) - len(groups)
 
 
 def _span(group: Sequence[Change]) -> tuple[int, int, int]:

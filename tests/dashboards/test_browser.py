@@ -1,60 +1,20 @@
-"""The pages in a real browser: nothing forbidden or from elsewhere, live, usable by keyboard."""
+"""Pages as people use them: live, by keyboard, without scripts, and from a failure to its cause."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import pytest
+from typing import TYPE_CHECKING
 
 from service.database import Database
-from tests.dashboards.conftest import NARROW, WIDE, Site
+from tests.dashboards.conftest import NARROW, WAIT_MS, Site, opened
 from tests.service.pages.served import served
-from tests.service.pages.test_pages import PAGES, addresses
 from tests.service.reading import showcase
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+__all__ = ["SEEN", "WAIT_MS", "opened"]
 SEEN = "window.untouched = true"
-WAIT_MS = 30_000
-
-
-@contextmanager
-def opened(browser: Browser, address: str, **options: Any) -> Iterator[tuple[Page, list[str]]]:
-    """A page, and everything that went wrong on it."""
-    context = browser.new_context(**{"viewport": WIDE, **options})
-    context.set_default_timeout(WAIT_MS)
-    page = context.new_page()
-    wrong: list[str] = []
-    page.on("console", lambda message: wrong.append(message.text))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    host = address.split("/")[2]
-    page.on(
-        "request",
-        lambda asked: None if asked.url.split("/")[2] == host else wrong.append(asked.url),
-    )
-    page.goto(address)
-    yield page, wrong
-    context.close()
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_clean_in_dark_and_light_wide_and_narrow(
-    chromium: Browser, site: Site, name: str
-) -> None:
-    with opened(chromium, site.address + addresses(site.made)[name]) as (page, wrong):
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)
-            for viewport in (WIDE, NARROW):
-                page.set_viewport_size(viewport)
-                width = page.evaluate("document.documentElement.scrollWidth")
-                assert width <= viewport["width"], "the page itself does not scroll sideways"
-        if name == "not there":  # of which the browser itself tells its console
-            wrong = [text for text in wrong if "404" not in text]
-        assert wrong == []
 
 
 def background(page: Page) -> str:
@@ -69,7 +29,8 @@ def choose(page: Page, theme: str) -> None:
 
 
 def test_colours_follow_the_system_until_someone_chooses(chromium: Browser, site: Site) -> None:
-    with opened(chromium, site.address, color_scheme="light") as (page, _):
+    with opened(chromium, site.address, color_scheme="light") as tab:
+        page = tab.page
         light = background(page)
         page.emulate_media(color_scheme="dark")
         dark = background(page)
@@ -82,8 +43,11 @@ def test_colours_follow_the_system_until_someone_chooses(chromium: Browser, site
         assert background(page) == dark
 
 
-def test_without_javascript_only_live_updates_are_missing(chromium: Browser, site: Site) -> None:
-    with opened(chromium, site.address, java_script_enabled=False) as (page, _):
+def test_without_javascript_only_charts_and_live_updates_are_missing(
+    chromium: Browser, site: Site
+) -> None:
+    with opened(chromium, site.address, java_script_enabled=False) as tab:
+        page = tab.page
         page.get_by_label("Subject").select_option("demo")
         page.get_by_role("button", name="Show").click()
         page.get_by_text("EMULATED: no GPU took part").wait_for()
@@ -92,15 +56,19 @@ def test_without_javascript_only_live_updates_are_missing(chromium: Browser, sit
         assert "subject=demo" in page.url
         page.goto(f"{site.address}/trials/{site.made.failed_trial}#first-error")
         assert page.locator(".line.first").first.is_visible()
+        page.goto(f"{site.address}/trend?subject=te&cell={site.made.cells['stock, background']}")
+        assert page.locator(".trend .dot").count() > 5, "not even the chart is missing"
 
 
 def test_a_new_trial_shows_without_a_reload(chromium: Browser, site: Site) -> None:
     run = site.made.runs["running"]
-    with opened(chromium, f"{site.address}/runs/{run}") as (page, wrong):
-        page.locator("#live", has_text="live").wait_for()
+    with opened(chromium, f"{site.address}/runs/{run}") as tab:
+        page = tab.page
+        page.locator("#live.on", has_text="live").wait_for()
         row = page.locator("#cells tbody tr").first
         failed = row.locator("td").nth(1)
         before = int(failed.inner_text())
+        done = page.locator("#state progress").get_attribute("value")
         page.evaluate(SEEN)
         showcase.one_more(site.database, run)
         page.wait_for_function(
@@ -108,18 +76,21 @@ def test_a_new_trial_shows_without_a_reload(chromium: Browser, site: Site) -> No
             arg=before,
         )
         assert int(failed.inner_text()) == before + 1
+        assert page.locator("#state progress").get_attribute("value") != done, "the bar moved"
         assert page.evaluate("window.untouched"), "the page was not loaded again"
-        assert wrong == []
+        assert tab.wrong == []
 
 
 def test_the_grid_follows_and_keeps_the_place_of_the_reader(chromium: Browser, site: Site) -> None:
     run = site.made.runs["running"]
-    with opened(chromium, f"{site.address}/?subject=te", viewport=NARROW) as (page, wrong):
-        page.locator("#live", has_text="live").wait_for()
+    with opened(chromium, f"{site.address}/?subject=te", viewport=NARROW) as tab:
+        page = tab.page
+        page.locator("#live.on", has_text="live").wait_for()
         box = page.locator(".grid-scroll")
         box.evaluate("box => { box.scrollLeft = 60; box.scrollTop = 5; }")
         cell = page.locator(".grid tbody tr").first.locator("td a").first
         cell.focus()
+        page.evaluate("window.was = document.activeElement")
         place = box.evaluate("box => [box.scrollLeft, box.scrollTop]")
         before = cell.inner_text()
         showcase.one_more(site.database, run)
@@ -127,8 +98,25 @@ def test_the_grid_follows_and_keeps_the_place_of_the_reader(chromium: Browser, s
             "before => document.querySelector('.grid tbody td a').innerText !== before", arg=before
         )
         assert box.evaluate("box => [box.scrollLeft, box.scrollTop]") == place
-        assert page.evaluate("document.activeElement.closest('td') !== null"), "focus stays"
-        assert wrong == []
+        assert page.evaluate("document.activeElement === window.was"), "focus stays"
+        assert tab.wrong == []
+
+
+def test_what_a_reader_opened_stays_open(chromium: Browser, site: Site) -> None:
+    run = site.made.runs["running"]
+    address = f"{site.address}/trend?subject=te&cell={site.made.cells['stock, background']}"
+    with opened(chromium, address) as tab:
+        page = tab.page
+        page.locator("#live.on", has_text="live").wait_for()
+        before = page.locator("#trend .big").inner_text()
+        page.locator("#trend .chart").evaluate("chart => { chart.dataset.mine = 'yes'; }")
+        page.evaluate("window.dot = document.querySelector('.trend .dot')")
+        showcase.one_more(site.database, run)
+        page.wait_for_function(
+            "before => document.querySelector('#trend .big').innerText !== before", arg=before
+        )
+        assert page.evaluate("window.dot.isConnected"), "what did not change is the same element"
+        assert tab.wrong == []
 
 
 def test_a_lost_connection_is_told_and_found_again(
@@ -136,8 +124,9 @@ def test_a_lost_connection_is_told_and_found_again(
 ) -> None:
     with served(db, tmp_path) as first:
         port = int(first.address.rpartition(":")[2])
-        with opened(chromium, f"{first.address}/runs") as (page, _):
-            page.locator("#live", has_text="live").wait_for()
+        with opened(chromium, f"{first.address}/runs") as tab:
+            page = tab.page
+            page.locator("#live.on", has_text="live").wait_for()
             page.evaluate(SEEN)
             first.feed.stop()
             first.server.should_exit = True
@@ -145,20 +134,21 @@ def test_a_lost_connection_is_told_and_found_again(
             page.locator("#live.lost", has_text="connection lost, retrying").wait_for()
             made = showcase.make(db)
             with served(db, tmp_path, port):
-                page.locator("#live:not(.lost)", has_text="live").wait_for()
+                page.locator("#live.on:not(.lost)", has_text="live").wait_for()
                 page.locator(f'a[href="/runs/{made.runs["race"]}"]').wait_for()
                 assert page.evaluate("window.untouched"), "the page was not loaded again"
 
 
 def test_the_keyboard_reaches_everything(chromium: Browser, site: Site) -> None:
-    with opened(chromium, f"{site.address}/?subject=te") as (page, _):
+    with opened(chromium, f"{site.address}/?subject=te") as tab:
+        page = tab.page
         page.keyboard.press("Tab")
         skip = page.locator(".skip")
         assert skip.evaluate("link => link === document.activeElement")
         assert skip.bounding_box()["y"] >= 0, "it shows once it has the focus"  # type: ignore[index]
         page.keyboard.press("Enter")
         assert page.evaluate("document.activeElement.id") == "main"
-        for _ in range(20):
+        for _ in range(60):
             page.keyboard.press("Tab")
             if page.evaluate("document.activeElement.closest('.grid td') !== null"):
                 break
@@ -166,13 +156,61 @@ def test_the_keyboard_reaches_everything(chromium: Browser, site: Site) -> None:
         assert outline == "solid", "the focus is seen"
 
 
-def test_from_the_grid_to_the_log_of_a_failure_takes_three_clicks(
+def test_a_button_copies_the_command(chromium: Browser, site: Site) -> None:
+    address = f"{site.address}/trials/{site.made.failed_trial}"
+    with opened(chromium, address, permissions=["clipboard-read", "clipboard-write"]) as tab:
+        page = tab.page
+        button = page.locator('[data-copy="rerun"]')
+        button.click()
+        page.locator('[data-copy="rerun"]', has_text="Copied").wait_for()
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert copied == page.locator("#rerun").inner_text()
+        page.evaluate("navigator.clipboard.writeText('')")
+        page.keyboard.press("y")
+        page.wait_for_function("async () => (await navigator.clipboard.readText()) !== ''")
+        assert page.evaluate("navigator.clipboard.readText()") == copied
+
+
+def test_a_new_user_finds_the_commit_the_certainty_the_log_and_the_command(
     chromium: Browser, site: Site
 ) -> None:
-    with opened(chromium, f"{site.address}/?subject=te") as (page, _):
-        page.locator(".grid td.races.r4 a").first.click()
-        page.locator("#trials tbody a").first.click()
-        page.locator(".line.first").first.wait_for()
-        assert "first-error" in page.url
-        page.get_by_text("The whole log").click()
-        page.locator("#L1").wait_for()
+    """From `/`, by clicks alone: which commit brought the race, how sure that is, the log of one
+    crash, and the command that reproduces it, in at most six."""
+    clicks = 0
+    with opened(chromium, site.address) as tab:
+        page = tab.page
+        # Which commit, and how sure: it stands above the grid.
+        changes = page.get_by_role("region", name="Where rates changed on main")
+        rose = changes.locator("ol > li", has_text="rose").last
+        assert "[JAX] Add FFI initialize stages for custom calls" in rose.inner_text()
+        told = rose.inner_text().replace("\N{NO-BREAK SPACE}", " ")
+        assert "This commit, with 95 %." in told
+        assert "0 of 20 failed before, 40 of 40 since; p < 0.0001" in told
+        # Its cell, whose name the change has.
+        page.locator("#c4 td.rise a").first.click()
+        clicks += 1
+        # A crash among its trials.
+        page.locator("#trials tr", has_text="crash").first.locator("a").first.click()
+        clicks += 1
+        error = page.locator(".line.first").first
+        error.wait_for()
+        assert "SIGSEGV" in error.inner_text()
+        # The command is on the same page; one more click copies it.
+        assert page.locator("#rerun").inner_text() == (
+            f"racewatch run --subject te --ref {site.made.shas['race']} --matrix issue-3863 "
+            "--cell 'stock, background' --trials 1"
+        )
+        page.locator('[data-copy="rerun"]').click()
+        clicks += 1
+        assert clicks <= 6
+        assert tab.wrong == []
+
+
+def test_whether_a_failure_is_known_takes_two_clicks(chromium: Browser, site: Site) -> None:
+    with opened(chromium, site.address) as tab:
+        page = tab.page
+        page.get_by_role("link", name="Signatures").click()
+        page.get_by_role("link", name="SIGSEGV in cuEventRecord").click()
+        first = page.locator(".facts div", has_text="First seen")
+        first.wait_for()
+        assert site.made.shas["race"][:9] in first.inner_text()

@@ -329,6 +329,16 @@ def one_more(database: Database, run_id: UUID, outcome: Outcome = Outcome.CRASH)
         publish(session, "trial", run=run_id, cell=ordered.name, outcome=outcome)
 
 
+def commit_on_main(session: Session, title: str, place: int) -> None:
+    """One more commit at the head of TE's main."""
+    _Maker(session).commit("te", 40 + place, title, place=place)
+
+
+def remove_from_main(session: Session, place: int) -> None:
+    """Undo it, for the tests that follow."""
+    session.delete(session.get_one(BranchCommit, ("te", "main", place)))
+
+
 def make(database: Database) -> Showcase:
     """All of it, in one transaction."""
     with database.session() as session:
