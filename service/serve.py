@@ -7,6 +7,7 @@ import logging
 import socket
 
 import uvicorn
+import uvloop
 
 from runner.errors import InputError
 from service import live
@@ -25,7 +26,8 @@ def serve(settings: ServiceSettings, database: Database) -> None:
         _LOG.warning("%s", sentence)
     with _listening(settings.host, settings.port) as listener:
         _LOG.info("serving %s", settings.link)
-        asyncio.run(_serve(settings, database, listener))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, database, listener))
 
 
 def _listening(host: str, port: int) -> socket.socket:
