@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from runner.build_command import BuildCommands, Workspace
@@ -37,25 +39,32 @@ def compile_extension(
     log: Path,
     jobs: int,
     sandbox: BuildSandbox | None = None,
+    emulation: Path | None = None,
 ) -> Path:
     """Compile the checkout at `tree` into `out_dir`, with at most `jobs` compilers at a time.
 
+    emulation: a file that holds the compiled emulation from one build to the next, which takes as
+    long as all the rest; made where it is not there. Its name must tell all that enters it.
     Every command and what it printed goes to `log`. The library appears only when it is complete.
     Raises BuildError where the tree's source does not compile, InfrastructureError where it cannot
     be compiled here, SubjectError where the tree is not the demo's.
     """
     sandbox = sandbox or ProcessBuilds()
     compiler = find_compiler(sandbox)
-    units = _units(tree)
+    kept = [emulation] if emulation is not None and emulation.is_file() else []
+    units = _units(tree) if kept else [_emulation_unit(), *_units(tree)]
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".objects-", dir=out_dir.absolute()) as scratch:
+            reads = (tree.absolute(), EMULATION, DETECTOR, *kept)
             workspace = Workspace(
-                tree.absolute(), Path(scratch), reads=(tree.absolute(), EMULATION, DETECTOR),
-                environment={"TMPDIR": scratch},
-            )  # fmt: skip
+                tree.absolute(), Path(scratch), reads=reads, environment={"TMPDIR": scratch}
+            )
             with BuildCommands(sandbox, workspace, log, time_s=TIME_S) as commands:
-                library = _compile(commands, compiler, units, Path(scratch), jobs)
+                objects = _compile(commands, compiler, units, Path(scratch), jobs)
+                if emulation is not None and not kept:
+                    _keep(commands.fetch(objects[0]), emulation)
+                library = _link(commands, compiler, [*kept, *objects], Path(scratch))
                 os.replace(library, out_dir / LIBRARY)
     except OSError as error:
         raise InfrastructureError(f"the build cannot be written to {out_dir}: {error}") from error
@@ -68,7 +77,7 @@ def _compile(
     units: list[list[str]],
     scratch: Path,
     jobs: int,
-) -> Path:
+) -> list[Path]:
     objects = [scratch / f"{n}.o" for n in range(len(units))]
     compiles: dict[str, tuple[str | Path, ...]] = {
         f"compiling {sources[-1]}": (
@@ -77,10 +86,23 @@ def _compile(
         for sources, target in zip(units, objects, strict=True)
     }  # fmt: skip
     commands.run_all(compiles, jobs)
+    return objects
+
+
+def _link(
+    commands: BuildCommands, compiler: tuple[str, ...], objects: Sequence[Path], scratch: Path
+) -> Path:
     library = scratch / LIBRARY
     link = ("-shared", "-pthread", "-Wl,--no-undefined", "-o", library)
     commands.run((*compiler, *link, *objects), "linking the demo subject")
     return commands.fetch(library)
+
+
+def _keep(made: Path, emulation: Path) -> None:
+    """Whole or not at all: another build may look at it now."""
+    emulation.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".keeping-", dir=emulation.parent) as scratch:
+        os.replace(shutil.copy(made, scratch), emulation)
 
 
 def emulation_sources() -> list[Path]:
@@ -105,7 +127,7 @@ def find_compiler(sandbox: BuildSandbox | None = None) -> tuple[str, ...]:
 
 
 def _units(tree: Path) -> list[list[str]]:
-    """The sources, grouped by what becomes one translation unit, the slowest first.
+    """The checkout's sources, grouped by what becomes one translation unit, the slowest first.
 
     Headers take most of a compiler's time here, so few units are faster than one per file.
     """
@@ -118,8 +140,11 @@ def _units(tree: Path) -> list[list[str]]:
         if not found:
             raise SubjectError(f"{tree} is not the demo subject: it has no {pattern}")
     # Relative to the tree, so that messages and __FILE__ are the same wherever it lies.
-    of_tree = [[str(path.relative_to(tree)) for path in paths] for paths in (extension, common)]
-    return [[str(path) for path in sorted(EMULATION.glob("src/*.cpp"))], *of_tree]
+    return [[str(path.relative_to(tree)) for path in paths] for paths in (extension, common)]
+
+
+def _emulation_unit() -> list[str]:
+    return [str(path) for path in sorted(EMULATION.glob("src/*.cpp"))]
 
 
 def _unit(sources: list[str]) -> list[str]:

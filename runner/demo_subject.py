@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -80,7 +81,12 @@ class DemoSubject:
     def _recipe(self, commit: Commit) -> Recipe:
         def compile_tree(tree: Path, out: Path, log: Path) -> None:
             demo_build.compile_extension(
-                tree, out, log=log, jobs=self._options.jobs, sandbox=self._options.sandbox
+                tree,
+                out,
+                log=log,
+                jobs=self._options.jobs,
+                sandbox=self._options.sandbox,
+                emulation=self._kept_emulation(),
             )
 
         return Recipe(
@@ -91,6 +97,15 @@ class DemoSubject:
             compile=compile_tree,
             facts=self._options.sandbox.facts,
         )
+
+    def _kept_emulation(self) -> Path | None:
+        """Where the compiled emulation is kept: what containers write is for nobody else."""
+        if not self._options.sandbox.on_host:
+            return None
+        compiler = demo_build.find_compiler(self._options.sandbox)
+        identity = [compiler, _compiler_identity(self._options.sandbox)]
+        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+        return self._options.folders.cache / "demo" / f"emulation-{digest[:32]}.o"
 
     def _parts(self, commits: Sequence[Commit]) -> list[Mapping[str, str]]:
         """What enters the build of each commit, besides the transforms."""

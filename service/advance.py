@@ -21,7 +21,7 @@ from service import bisection, branch, builds, claims, rows
 from service.database import clock
 from service.events import publish
 from service.finished import on_run_changed
-from service.queue import build_queue, environment_queue, trial_queue, wake
+from service.queue import build_queue, environment_queue, git_queue, trial_queue, wake
 from service.submit import RunRequest, begin, locked, submit
 from service.tables import (
     OPEN_STATES,
@@ -95,9 +95,11 @@ def _say_who_is_missing(session: Session, run: Run) -> None:
     """An open run that nobody can move on says so, where it has nothing more important to say."""
     if run.reason and not run.reason.startswith(NOBODY):
         return
-    needed, container = build_queue(run.subject), ""
+    needed, container = git_queue(run.subject), ""
     if run.state != RunState.QUEUED and not run.trusted:
-        needed, container = build_queue(run.subject, False), " with --sandbox docker"
+        container = " with --sandbox docker"
+    if run.state == RunState.BUILDING:
+        needed = build_queue(run.subject, run.trusted)
     if run.state == RunState.RUNNING:
         needed = trial_queue(run.queue, run.trusted)
     workers = session.exec(select(Worker.queues).where(Worker.state == WorkerState.LIVE))

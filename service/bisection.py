@@ -27,7 +27,7 @@ from runner.outcome import FAILURES, Outcome
 from runner.result import Commit
 from service import rows, submit
 from service.events import publish
-from service.queue import CONTROL, build_queue, wake
+from service.queue import CONTROL, build_queue, git_queue, wake
 from service.tables import (
     OPEN_STATES,
     PRIORITIES,
@@ -36,6 +36,7 @@ from service.tables import (
     BisectionState,
     Build,
     Claim,
+    ClaimCell,
     CommitBuild,
     Measurement,
     Origin,
@@ -104,7 +105,7 @@ def order(session: Session, request: BisectionRequest) -> Bisection:
 def _wake(session: Session, row: Bisection, what: str = "range", place: int = 0) -> None:
     """Wake a worker with git: for the range, for a merge's inside, or for a revert."""
     wake(
-        session, "bisect", build_queue(row.subject), lock=f"bisect:{row.id}",
+        session, "bisect", git_queue(row.subject), lock=f"bisect:{row.id}",
         priority=PRIORITIES[Origin.BISECTION], bisection=str(row.id), what=what, place=place,
     )  # fmt: skip
 
@@ -416,8 +417,9 @@ def _build_seconds(session: Session, run: Run, name: str) -> float:
 
 def _trial_seconds(session: Session, run: Run) -> float:
     taken = func.extract("epoch", col(Claim.finished_at) - col(Claim.created_at))
+    of_trials = select(ClaimCell.claim_id).where(ClaimCell.claim_id == Claim.id).exists()
     found = session.exec(
-        select(func.coalesce(func.sum(taken), 0)).where(Claim.run_id == run.id)
+        select(func.coalesce(func.sum(taken), 0)).where(Claim.run_id == run.id, of_trials)
     ).one()
     return float(found)
 

@@ -34,8 +34,13 @@ _MOVE_UP = text(
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+def git_queue(subject: str) -> str:
+    """What is found out in git, in seconds: it must not wait for builds, which take hours."""
+    return f"git-{subject}"
+
+
 def build_queue(subject: str, trusted: bool = True) -> str:
-    """Builds and git work of a subject: not every host has every subject's compilers.
+    """Builds of a subject: not every host has every subject's compilers.
 
     trusted: False for a fork's code, which only workers take that put it into containers.
     """

@@ -18,7 +18,7 @@ from runner.matrix import Matrix
 from runner.run import BuildId
 from service import rows
 from service.events import publish
-from service.queue import build_queue, wake, wake_new
+from service.queue import git_queue, wake, wake_new
 from service.tables import OPEN_STATES, PRIORITIES, Origin, Run, RunState
 from service.tables.columns import now
 
@@ -167,7 +167,7 @@ def begin(session: Session, run: Run, at: datetime | None = None) -> None:
 def _preparing(subject: str, run: UUID, priority: int) -> dict[str, Any]:
     return {
         "task": "prepare",
-        "queue": build_queue(subject),
+        "queue": git_queue(subject),
         "lock": f"prepare:{run}",
         "priority": priority,
         "run": str(run),

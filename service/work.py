@@ -42,7 +42,7 @@ async def _work(settings: ServiceSettings, database: Database, worker: WorkerPro
     draining = asyncio.create_task(_drain(stop, worker))
     await consume(
         database.url,
-        [lane for lane in (worker.build_lane, worker.trial_lane) if lane],
+        worker.lanes,
         {"worker": worker},
         stop,
     )

@@ -30,7 +30,7 @@ from service import advance, bisection, builds, claims, jobprocess, rows
 from service.database import Database, clock
 from service.events import publish
 from service.jobprocess import JobStopped
-from service.queue import build_queue, environment_queue, trial_queue
+from service.queue import build_queue, environment_queue, git_queue, trial_queue
 from service.settings import ServiceSettings
 from service.tables import Bisection, BuildState, ClaimState, CommitBuild, Run, Worker, WorkerState
 
@@ -65,10 +65,9 @@ class WorkerOptions:
 
 
 class WorkerProcess:
-    """One worker: its row in the database, its heartbeat, and its two kinds of work.
+    """One worker: its row in the database, its heartbeat, and its kinds of work.
 
-    `stopping` is set when it shall end what it holds at once; that is given back. `build_lane` and
-    `trial_lane` are the queues that it takes from, a job at a time from each lane.
+    `stopping` is set when it shall end what it holds at once; that is given back.
     """
 
     def __init__(
@@ -79,6 +78,7 @@ class WorkerProcess:
         self.options = options
         self.stopping = threading.Event()
         self.id = uuid4()
+        self.git_lane: list[str] = []
         self.build_lane: list[str] = []
         self.trial_lane: list[str] = []
         self._state = WorkerState.LIVE
@@ -94,6 +94,7 @@ class WorkerProcess:
         """Find out what this host can do, and say so. Raises InfrastructureError, InputError."""
         described = {name: self._describe(name) for name in self.options.subjects}
         if self.options.build:
+            self.git_lane += [git_queue(name) for name in described]
             self.build_lane += self._with_forks(build_queue, described)
         devices = {name: one for name, one in described.items() if one.get("device")}
         if self.options.trials:
@@ -115,9 +116,14 @@ class WorkerProcess:
         self._heart.start()
 
     @property
+    def lanes(self) -> list[list[str]]:
+        """What it takes from, a job at a time from each; a lane may still get further queues."""
+        return [lane for lane in (self.git_lane, self.build_lane, self.trial_lane) if lane]
+
+    @property
     def queues(self) -> list[str]:
         """All queues that it takes from."""
-        return [*self.build_lane, *self.trial_lane]
+        return [queue for lane in self.lanes for queue in lane]
 
     @property
     def contained(self) -> bool:
@@ -256,7 +262,7 @@ class WorkerProcess:
         run = self._patiently(lambda session: session.get_one(Run, run_id))
         state, reason = ClaimState.DONE, ""
         try:
-            self._now("build", f"resolving {run.ref or run.head_sha[:12]}")
+            self._now("git", f"resolving {run.ref or run.head_sha[:12]}")
             self._resolve(run, claim)
         except InputError as error:
             said = str(error)
@@ -268,7 +274,7 @@ class WorkerProcess:
         except Exception as error:
             reason = _unforeseen(error)
         finally:
-            self._now("build", "")
+            self._now("git", "")
         self._patiently(lambda session: claims.release(session, claim, state, reason))
         self._patiently(lambda session: advance.advance(session, run_id))
 
@@ -304,7 +310,7 @@ class WorkerProcess:
         if asked is None:
             return
         try:
-            self._now("build", f"reading the history of {row.good}..{row.bad}")
+            self._now("git", f"reading the history of {row.good}..{row.bad}")
             (answer,) = jobprocess.answers(
                 request | asked, lambda: not self.stopping.is_set(), self.settings.heartbeat_s
             )
@@ -316,7 +322,7 @@ class WorkerProcess:
             self._patiently(lambda session: bisection.fail(session, identity, reason))
             return
         finally:
-            self._now("build", "")
+            self._now("git", "")
         take_in = {
             "range": bisection.ranged,
             "enter": bisection.entered,

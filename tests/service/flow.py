@@ -21,7 +21,7 @@ from service import advance, builds, claims, rows
 from service.builds import BuildJob
 from service.claims import Batch, Recorder
 from service.database import Database
-from service.queue import build_queue, environment_queue, trial_queue
+from service.queue import build_queue, environment_queue, git_queue, trial_queue
 from service.submit import RunRequest, submit
 from service.tables import (
     BuildState,
@@ -139,7 +139,7 @@ def worker(
 ) -> UUID:
     """A live worker that takes builds and, where it has a device, its trials."""
     trusts = (True, False) if contained else (True,)
-    queues = [build_queue("demo", trusted) for trusted in trusts]
+    queues = [git_queue("demo"), *(build_queue("demo", trusted) for trusted in trusts)]
     with db.session() as session:
         row = Worker(name=name, host="here", pid=1, parallel=parallel)
         if device is not None:

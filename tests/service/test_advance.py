@@ -38,7 +38,7 @@ def bases(db: Database, sha: str = PARENT) -> list[Run]:
 def test_an_ordered_run_wakes_who_finds_out_its_commit(db: Database) -> None:
     run = flow.order(db)
     (job,) = flow.jobs(db)
-    assert (job.task, job.queue, job.lock) == ("prepare", "build-demo", f"prepare:{run}")
+    assert (job.task, job.queue, job.lock) == ("prepare", "git-demo", f"prepare:{run}")
 
 
 def test_while_somebody_finds_out_its_commit_nobody_else_is_woken(db: Database) -> None:
@@ -465,7 +465,7 @@ def test_a_run_says_which_worker_is_missing(db: Database) -> None:
     run = flow.order(db)
     flow.step(db, run)
     missing = "no worker takes {}: start a `racewatch worker`{} for it"
-    assert flow.row(db, run).reason == missing.format("build-demo", "")
+    assert flow.row(db, run).reason == missing.format("git-demo", "")
     flow.worker(db, "builds", device=None)
     flow.step(db, run)
     assert flow.row(db, run).reason == ""

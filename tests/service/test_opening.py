@@ -23,9 +23,7 @@ def test_a_named_database_is_opened_as_it_is(db: Database) -> None:
 
 def test_a_named_database_without_a_schema_is_not_touched(database: str) -> None:
     with (
-        pytest.raises(
-            InputError, match=r"is empty, this Racewatch needs .*: run `racewatch"
-        ),
+        pytest.raises(InputError, match=r"is empty, this Racewatch needs .*: run `racewatch"),
         opened(ServiceSettings(database_url=database)),
     ):
         raise AssertionError("it was opened")

@@ -9,7 +9,7 @@ from sqlalchemy import text
 from sqlmodel import Session, select
 
 from service.database import Database
-from service.queue import build_queue, environment_queue, trial_queue, wake
+from service.queue import build_queue, environment_queue, git_queue, trial_queue, wake
 from service.tables import Head
 from tests.service import flow
 from tests.service.flow import Job
@@ -82,6 +82,7 @@ def test_a_job_comes_and_goes_with_its_transaction(db: Database) -> None:
 
 
 def test_queues_are_told_apart_by_what_and_for_whom() -> None:
+    assert git_queue("te") == "git-te"
     assert (build_queue("te"), build_queue("te", trusted=False)) == ("build-te", "forks-build-te")
     assert (trial_queue("sm90"), trial_queue("sm90", trusted=False)) == (
         "trial-sm90",

@@ -146,14 +146,20 @@ def test_a_worker_says_who_it_is_and_what_it_takes(db: Database, start: Start) -
     with db.session() as session:
         environment = session.get_one(Environment, stored.environment_id)
         assert (environment.device_kind, environment.toolchain) == ("emulated", "host compiler")
-    assert worker.build_lane == ["build-demo"]
-    assert worker.trial_lane == ["trial-emulated", f"environment-{environment.id}"]
+    assert worker.lanes == [
+        ["git-demo"],
+        ["build-demo"],
+        ["trial-emulated", f"environment-{environment.id}"],
+    ]
     assert stored.queues == worker.queues
 
 
 @pytest.mark.parametrize(
     ("more", "queues"),
-    [({"trials": False}, ["build-demo"]), ({"build": False}, ["trial-emulated", "environment-1"])],
+    [
+        ({"trials": False}, ["git-demo", "build-demo"]),
+        ({"build": False}, ["trial-emulated", "environment-1"]),
+    ],
 )
 def test_a_worker_takes_only_what_it_was_told_to(
     db: Database, start: Start, more: dict[str, bool], queues: list[str]
@@ -224,7 +230,9 @@ def test_a_worker_ends_though_nobody_hears_it(
 # Its work
 
 
-def test_a_run_goes_from_its_ref_to_its_end(db: Database, start: Start) -> None:
+def test_a_run_goes_from_its_ref_to_its_end(
+    db: Database, start: Start, eventually: Eventually
+) -> None:
     worker = start()
     run = order(db)
     worker.prepare(run)
@@ -234,7 +242,7 @@ def test_a_run_goes_from_its_ref_to_its_end(db: Database, start: Start) -> None:
     ended = flow.row(db, run)
     assert (ended.state, ended.facts["sandbox"]) == (RunState.COMPLETE, "process")
     assert flow.counts(db, run) == {"alone": {"pass": 4}}
-    assert row(db, worker).doing == ""
+    eventually(lambda: row(db, worker).doing == "", "it says that it does nothing")
 
 
 def test_a_ref_that_is_gone_fails_its_run(db: Database, start: Start) -> None:

@@ -76,7 +76,7 @@ def test_a_bisection_is_stored_with_the_job_that_works_out_its_range(
     assert (found["confidence"], found["budget_s"]) == (0.99, None)
     assert (found["ranges"], found["verdict"], found["stage"]) == ([], None, None)
     assert found["next"] == {"text": "working out the range", "probes": []}
-    assert jobs(db) == [("bisect", "build-te")]
+    assert jobs(db) == [("bisect", "git-te")]
 
 
 def test_a_matrix_of_ones_own_and_what_it_shall_cost(client: TestClient, runner: Headers) -> None:
@@ -212,7 +212,7 @@ def test_the_same_key_and_body_give_the_same_bisection(
     assert (first.status_code, again.status_code) == (201, 200)
     assert first.json()["id"] == again.json()["id"]
     assert first.headers["location"] == again.headers["location"]
-    assert jobs(db) == [("bisect", "build-te")]
+    assert jobs(db) == [("bisect", "git-te")]
     for other in (
         {"good": "v2.8"},
         {"bad": "main"},
