@@ -91,7 +91,8 @@ class Evidence:
             if not entered.forward
             else f"raised the failure rate from {before.text} to {after.text}"
         )
-        text = f"{_listed(commits)}{lead} {changed}, {sure(probability)} sure{self._checked()}"
+        text = f"{_listed(commits)}{lead} {changed}, {sure(probability)} sure"
+        text += self._checked(fixed=not entered.forward)
         return Verdict(kind, text, probability, commits, not entered.forward, before, after)
 
     def unsure(self, reason: str, confidence: float) -> Verdict:
@@ -155,12 +156,14 @@ class Evidence:
     def _commits(self, first: int, end: int) -> tuple[Commit, ...]:
         return tuple(each.blamed for each in self.range.classes[first:end] if each.blamed)
 
-    def _checked(self) -> str:
+    def _checked(self, *, fixed: bool) -> str:
         """What the checks that count showed, as the end of a sentence."""
         said = ""
+        failing, other = ("without", "with it") if fixed else ("with", "without")
         for check in self.checks[-2:]:
             counts = (
-                f"{check.high.tally.text} failed with the change, {check.low.tally.text} without"
+                f"{check.high.tally.text} failed {failing} the change, "
+                f"{check.low.tally.text} {other}"
             )
             if check.kind is CheckKind.NEIGHBOURS and check.state is CheckState.PASSED:
                 said = f"; fresh trials of its neighbours: {counts}"
