@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,7 +53,8 @@ def test_trials_of_one_rate_tell_nothing() -> None:
 def test_more_trials_never_tell_less(share: float, one: float, other: float) -> None:
     groups = [at(one, share), at(other, 1 - share)]
     told = [information(groups, trials) for trials in (8, 16, 32)]
-    assert told == sorted(told) or max(told) - min(told) < 1e-9
+    # But for rounding: once all is told, more trials change the last digits only.
+    assert all(more >= less - 1e-12 for less, more in pairwise(told))
     assert told[-1] <= 1 + 1e-9
 
 
