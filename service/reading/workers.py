@@ -1,23 +1,42 @@
-"""Workers and what they do now, and what waits for them."""
+"""Workers, what they do now and whether they are believed, and what waits for them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, text
+from sqlalchemy import Row, func, text
 from sqlalchemy import select as columns
 from sqlmodel import Session, col, select
 
+from runner.statistics.control import ControlVerdict, judge_control
+from runner.statistics.counts import Counts
 from service.reading.environments import EMULATED
-from service.tables import Claim, ClaimCell, ClaimState, Run, Worker, WorkerState
+from service.tables import (
+    Cell,
+    Claim,
+    ClaimCell,
+    ClaimState,
+    Measurement,
+    Run,
+    Worker,
+    WorkerState,
+)
 from service.tables.columns import now
 
 GONE = timedelta(days=7)
 """How long a worker that has stopped, or was lost, stays in the list."""
+CONTROLLED = timedelta(days=1)
+"""How far back a worker's own trials are looked at: a long good past hides a rate that fell."""
+KNOWN_AFTER = 20
+"""Others' trials after which a cell may be known."""
+KNOWN_BAD = 0.9
+"""Share of others' trials that fail in a cell that is known to be bad."""
+INFRA_SHARE = 0.05
+"""Share of a worker's trials that may fail for the host's or device's reasons, unflagged."""
 JOBS = 50
 """Jobs that the page lists."""
 
@@ -34,8 +53,26 @@ class HeldRun:
 
 
 @dataclass(frozen=True)
+class Controls:
+    """What a worker's own trials of the last day say of it. See `controls`.
+
+    infra: trials that the host or device failed, of `trials`.
+    """
+
+    verdict: ControlVerdict
+    known_bad: Counts
+    known_good: Counts
+    infra: int
+    trials: int
+
+
+@dataclass(frozen=True)
 class WorkerLine:
-    """One worker. late: it has not been heard of for longer than it should."""
+    """One worker. late: it has not been heard of for longer than it should.
+
+    controls: None for one that ran no trial in the last day. flags: what is odd about it, each a
+    few words.
+    """
 
     id: UUID
     name: str
@@ -53,6 +90,8 @@ class WorkerLine:
     heartbeat_at: datetime
     late: bool
     held: tuple[HeldRun, ...]
+    controls: Controls | None
+    flags: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -98,8 +137,72 @@ class WorkersPage:
     now: datetime
 
 
-def read(session: Session, lost_after_s: float) -> WorkersPage:
-    """All that is at work. lost_after_s: silence after which a worker counts as late."""
+def controls(session: Session, _: None = None) -> Mapping[UUID, Controls]:
+    """By worker, what its trials of the last day say of it.
+
+    Its known-bad cells are those that nearly always fail in everybody's other trials: a worker on
+    which they pass hides races. Its known-good ones have no background thread, nothing to race
+    with, and never failed in others' trials. So they need no trials of their own, and where a
+    subject has no race, nothing is known-bad and no worker is proven.
+    """
+    own: dict[UUID, dict[int, Row[*tuple[Any, ...]]]] = {}
+    for row in session.connection().execute(_OWN, {"since": now() - CONTROLLED}).all():
+        own.setdefault(row.worker_id, {})[row.measurement_id] = row
+    measured = {measurement for of_one in own.values() for measurement in of_one}
+    totals = {
+        measurement.id: (measurement, cell)
+        for measurement, cell in session.exec(
+            select(Measurement, Cell)
+            .join(Cell, col(Cell.id) == col(Measurement.cell_id))
+            .where(col(Measurement.id).in_(measured))
+        )
+    }
+    return {worker: _controls(rows.values(), totals) for worker, rows in own.items()}
+
+
+_OWN = text(
+    """
+    SELECT c.worker_id, t.measurement_id,
+           count(*) FILTER (WHERE t.outcome NOT IN (
+               'pass', 'unsupported', 'infra_error', 'build_error')) AS k,
+           count(*) FILTER (WHERE t.outcome NOT IN (
+               'unsupported', 'infra_error', 'build_error')) AS n,
+           count(*) FILTER (WHERE t.outcome = 'infra_error') AS infra,
+           count(*) AS trials
+    FROM claims c
+    JOIN trials t ON t.claim_id = c.id
+    WHERE c.worker_id IS NOT NULL AND c.heartbeat_at > :since
+    GROUP BY c.worker_id, t.measurement_id
+    """
+)
+
+
+def _controls(
+    rows: Iterable[Row[*tuple[Any, ...]]], totals: Mapping[int | None, tuple[Measurement, Cell]]
+) -> Controls:
+    bad, good, infra, trials = Counts(), Counts(), 0, 0
+    for row in rows:
+        infra, trials = infra + row.infra, trials + row.trials
+        measurement, cell = totals[row.measurement_id]
+        others = measurement.n - row.n
+        if others < KNOWN_AFTER:
+            continue
+        failed = measurement.k - row.k
+        if failed >= KNOWN_BAD * others:
+            bad += Counts(row.k, row.n)
+        elif not failed and not cell.background:
+            good += Counts(row.k, row.n)
+    return Controls(judge_control(bad, good), bad, good, infra, trials)
+
+
+def read(
+    session: Session,
+    lost_after_s: float,
+    version: str = "",
+    controlled: Mapping[UUID, Controls] | None = None,
+) -> WorkersPage:
+    """All that is at work. lost_after_s: silence after which a worker counts as late. version: of
+    this service. controlled: see `controls`."""
     workers = session.exec(
         select(Worker)
         .where(
@@ -109,7 +212,11 @@ def read(session: Session, lost_after_s: float) -> WorkersPage:
         .order_by(col(Worker.name), col(Worker.started_at).desc())
     ).all()
     held = _held(session)
-    lines = [_worker(worker, held.get(worker.id, ()), lost_after_s) for worker in workers]
+    known = controlled or {}
+    lines = [
+        _worker(worker, held.get(worker.id, ()), lost_after_s, known.get(worker.id), version)
+        for worker in workers
+    ]
     lines.sort(key=lambda line: (_ORDER.index(WorkerState(line.state)), line.name))
     jobs = _jobs(session)
     return WorkersPage(
@@ -124,7 +231,13 @@ def read(session: Session, lost_after_s: float) -> WorkersPage:
 _ORDER = (WorkerState.LIVE, WorkerState.DRAINING, WorkerState.LOST, WorkerState.STOPPED)
 
 
-def _worker(worker: Worker, held: tuple[HeldRun, ...], lost_after_s: float) -> WorkerLine:
+def _worker(
+    worker: Worker,
+    held: tuple[HeldRun, ...],
+    lost_after_s: float,
+    controlled: Controls | None,
+    version: str,
+) -> WorkerLine:
     device: Mapping[str, Any] = worker.device
     ids = device.get("ids") or ()
     details = [f"{len(ids)} devices"] if len(ids) > 1 else []
@@ -148,7 +261,20 @@ def _worker(worker: Worker, held: tuple[HeldRun, ...], lost_after_s: float) -> W
         heartbeat_at=worker.heartbeat_at,
         late=worker.state == WorkerState.LIVE and silent > lost_after_s,
         held=held,
+        controls=controlled,
+        flags=tuple(_flags(worker, controlled, version)),
     )
+
+
+def _flags(worker: Worker, controlled: Controls | None, version: str) -> Iterator[str]:
+    if version and worker.version not in ("", version) and worker.state == WorkerState.LIVE:
+        yield f"runs Racewatch {worker.version}, the service {version}"
+    if controlled is not None and controlled.verdict.hides:
+        yield "its passes prove nothing: known-bad cells pass on it"
+    if controlled is not None and controlled.verdict.fails_alone:
+        yield "its failures prove nothing: known-good cells fail on it"
+    if controlled is not None and controlled.infra > INFRA_SHARE * controlled.trials:
+        yield f"{controlled.infra} of its {controlled.trials} last trials were infra errors"
 
 
 def _held(session: Session) -> dict[UUID, tuple[HeldRun, ...]]:

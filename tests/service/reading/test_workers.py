@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from uuid import UUID
 
 from sqlalchemy import text
+from sqlmodel import Session
 
+from runner import matrix as matrices
+from runner import result
+from runner.run import PreparedBuild
+from runner.statistics.control import Proof
+from service import rows
 from service.database import Database
 from service.queue import wake
 from service.reading import pulls, workers
 from service.reading.pulls import PullFilter
-from service.tables import Approval, Pull, Worker, WorkerState
+from service.tables import Approval, Claim, Pull, Run, Trial, Worker, WorkerState
 from service.tables.columns import now
 from tests.service.reading.showcase import Showcase
 
 Shown = tuple[Database, Showcase]
+ISSUE = matrices.load("issue-3863")
 
 
 def test_a_worker_shows_its_device_what_it_holds_and_whether_it_is_silent(shown: Shown) -> None:
@@ -112,3 +120,97 @@ def test_closed_pull_requests_are_listed_on_demand(db: Database) -> None:
         closed = pulls.read(session, PullFilter(state="closed")).pulls
         assert [pull.number for pull in closed] == [1]
         assert len(pulls.read(session, PullFilter(state="")).pulls) == 2
+
+
+BAD, GOOD = "stock, background", "stock, alone"
+
+
+def _two_workers(
+    session: Session, other: tuple[int, int], own: tuple[int, int], infra: int = 0
+) -> tuple[UUID, UUID]:
+    """Trials of one known-bad and one known-good cell: (k, n) of the first by another worker and by
+    the one that is looked at; the second always passes."""
+    device = result.Device("cuda", "NVIDIA H200", (9, 0), "580")
+    commit = rows.commit_row(session, "te", result.Commit("a" * 40, "main"))
+    environment = rows.environment_row(session, device, "cu13", "2")
+    build = rows.build_row(session, "te", PreparedBuild("key"), "")
+    run = Run(subject="te", commit_id=commit.id, matrix_name="m", queue="sm90")
+    people = [Worker(name=name, host="h", pid=1, version="0.1") for name in ("other", "own")]
+    session.add_all([run, *people])
+    session.flush()
+    claims = [Claim(run_id=run.id, worker_id=worker.id) for worker in people]
+    session.add_all(claims)
+    session.flush()
+    index = 0
+    for name, counts in ((BAD, (other, own)), (GOOD, ((0, 30), (0, 30)))):
+        cell = rows.cell_row(session, next(c for c in ISSUE.cells if c.name == name))
+        measurement = rows.measurement_row(session, build, cell, environment)
+        session.flush()
+        for claim, (k, n) in zip(claims, counts, strict=True):
+            endings = ["crash"] * k + ["pass"] * (n - k)
+            if claim is claims[1]:
+                endings += ["infra_error"] * infra
+            for ending in endings:
+                index += 1
+                trial = Trial(
+                    measurement_id=measurement.id, run_id=run.id, claim_id=claim.id, index=index,
+                    worker_id=claim.worker_id, outcome=ending,
+                )  # fmt: skip
+                session.add(trial)
+            measurement.crash += k
+            measurement.passed += n - k
+        session.add(measurement)
+    session.flush()
+    return people[0].id, people[1].id
+
+
+def test_a_worker_on_which_what_always_fails_elsewhere_passes_is_flagged(db: Database) -> None:
+    with db.session() as session:
+        other, own = _two_workers(session, other=(40, 40), own=(2, 40))
+    with db.session() as session:
+        found = workers.controls(session)
+        page = workers.read(session, 30.0, "0.1", found)
+    assert found[own].verdict.proof is Proof.UNPROVEN
+    assert found[own].known_bad.text == "2 of 40"
+    assert found[other].verdict.proof is Proof.UNKNOWN, "what the odd one passes is not known-bad"
+    flags = {worker.name: worker.flags for worker in page.workers}
+    assert flags == {
+        "own": ("its passes prove nothing: known-bad cells pass on it",),
+        "other": (),
+    }
+
+
+def test_a_worker_that_tells_good_from_bad_is_proven(db: Database) -> None:
+    with db.session() as session:
+        _, own = _two_workers(session, other=(40, 40), own=(30, 30))
+        found = workers.controls(session)
+    assert found[own].verdict.proof is Proof.PROVEN
+    assert (found[own].known_bad.text, found[own].known_good.text) == ("30 of 30", "0 of 30")
+
+
+def test_few_trials_of_others_make_no_control(db: Database) -> None:
+    with db.session() as session:
+        _, own = _two_workers(session, other=(5, 5), own=(0, 40))
+        found = workers.controls(session)
+    assert found[own].known_bad.n == 0
+    assert found[own].verdict.proof is not Proof.UNPROVEN
+
+
+def test_many_infra_errors_and_another_version_are_flagged(db: Database) -> None:
+    with db.session() as session:
+        _, own = _two_workers(session, other=(40, 40), own=(30, 30), infra=10)
+        page = workers.read(session, 30.0, "0.2", workers.controls(session))
+    (worker,) = [one for one in page.workers if one.id == own]
+    assert worker.flags == (
+        "runs Racewatch 0.1, the service 0.2",
+        "20 of its 80 last trials were infra errors",
+    )
+
+
+def test_old_trials_say_nothing_of_today(db: Database) -> None:
+    with db.session() as session:
+        _two_workers(session, other=(40, 40), own=(2, 40))
+        session.connection().execute(
+            text("UPDATE claims SET heartbeat_at = now() - interval '2 days'")
+        )
+        assert workers.controls(session) == {}
