@@ -72,7 +72,7 @@ LABEL org.opencontainers.image.title="Racewatch runner" \
 # nvidia-smi, which tells what GPUs there are; CUDA itself is the trials'.
 ENV NVIDIA_DRIVER_CAPABILITIES=utility
 HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=3 \
-  CMD ["python", "-m", "service.alive", "worker"]
+  CMD ["enter", "python", "-m", "service.alive", "worker"]
 ENTRYPOINT ["enter"]
 CMD ["racewatch", "worker", "--sandbox", "docker"]
 
@@ -108,7 +108,7 @@ COPY --from=packages /opt/racewatch /opt/racewatch
 COPY containers/ /usr/local/bin/
 USER racewatch
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 \
-  CMD ["python", "-m", "service.alive", "worker"]
+  CMD ["enter", "python", "-m", "service.alive", "worker"]
 ENTRYPOINT ["enter"]
 CMD ["racewatch", "worker", "--subject", "demo"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -26,6 +27,10 @@ ROOT = Path(__file__).parents[2]
 TARGETS = ("service", "runner", "builder-cpu", "trial-cpu")
 """Those without CUDA: its packages are several gigabytes."""
 PREFIX = "racewatch-test"
+PROJECT = "racewatchtest"
+LABEL = "com.docker.compose.project"
+COMMITS = ("race", "fix")
+"""What the demo runs here, see few.yaml: its whole history takes minutes."""
 _PYTHON = """
 FROM {base}
 COPY certificates /usr/local/share/certificates
@@ -118,7 +123,7 @@ class Project:
     folder: Path
     environment: Mapping[str, str]
     port: int
-    name: str = field(default_factory=lambda: f"racewatchtest{uuid.uuid4().hex[:8]}")
+    name: str = field(default_factory=lambda: f"{PROJECT}{os.getpid()}x{uuid.uuid4().hex[:8]}")
 
     @property
     def url(self) -> str:
@@ -129,8 +134,9 @@ class Project:
         self, *arguments: str, stdin: bytes | None = None, timeout: float = 240.0
     ) -> subprocess.CompletedProcess[bytes]:
         """Carry out a command of compose, whatever it comes to."""
-        command = [*self.command, "--project-name", self.name, "--file", str(ROOT / "compose.yaml")]
-        command += ["--project-directory", str(self.folder), *arguments]
+        command = [*self.command, "--project-name", self.name, "--project-directory"]
+        command += [str(self.folder), "--file", str(ROOT / "compose.yaml")]
+        command += ["--file", str(Path(__file__).parent / "few.yaml"), *arguments]
         return subprocess.run(
             command,
             cwd=self.folder,
@@ -157,14 +163,34 @@ class Project:
         return self.run("logs", "--no-color", "--tail=60").stdout.decode(errors="replace")[-8000:]
 
 
+def remove_leftovers(engine: docker.DockerClient) -> None:
+    """Remove what projects of test sessions that were killed have left on the engine."""
+
+    def left(labels: Mapping[str, str]) -> bool:
+        owner = re.fullmatch(rf"{PROJECT}(\d+)x[0-9a-f]+", labels.get(LABEL, ""))
+        return owner is not None and not Path(f"/proc/{owner[1]}").exists()
+
+    for container in engine.containers.list(all=True, ignore_removed=True):
+        if left(container.labels):
+            container.remove(force=True, v=True)
+    for network in engine.networks.list():
+        if left(network.attrs["Labels"] or {}):
+            network.remove()
+    for volume in engine.volumes.list():
+        if left(volume.attrs["Labels"] or {}):
+            volume.remove()
+
+
 @pytest.fixture(scope="session")
 def project(
+    engine: docker.DockerClient,
     compose: tuple[str, ...],
     ours: dict[str, str],
     postgres_image: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Project]:
     """A project of the profile `demo`; nothing of it is left at the end."""
+    remove_leftovers(engine)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])

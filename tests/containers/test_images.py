@@ -53,11 +53,11 @@ def test_what_runs_for_long_has_a_health_check(
         target: engine.images.get(ours[target]).attrs["Config"]["Healthcheck"]["Test"]
         for target in TARGETS
     }
-    alive = ["CMD", "python", "-m", "service.alive"]
+    alive = ["python", "-m", "service.alive"]
     assert tests == {
-        "service": [*alive, "service"],
-        "runner": [*alive, "worker"],
-        "builder-cpu": [*alive, "worker"],
+        "service": ["CMD", *alive, "service"],
+        "runner": ["CMD", "enter", *alive, "worker"],
+        "builder-cpu": ["CMD", "enter", *alive, "worker"],
         "trial-cpu": ["NONE"],
     }
 
