@@ -171,14 +171,14 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
     """A job ends when its standard input does; one that does not is killed.
 
-    What a killed job had started is killed too: a compiler would go on beside the next attempt.
-    Raises InfrastructureError for a job that not even that ends: nobody waits for it any longer.
+    What a job had started that failed is killed too: a compiler would go on beside the next
+    attempt. Raises InfrastructureError for a job that not even that ends: nobody waits for it.
     """
     _tell_to_end(process)
     if _wait(process, END_S) is None:
         process.kill()
     status = _wait(process, KILL_S)
-    if status is None or status < 0:
+    if status != 0:
         _kill_marked(mark)
     if status is None:
         raise InfrastructureError(

@@ -37,6 +37,8 @@ from service.tables import Bisection, BuildState, ClaimState, CommitBuild, Run, 
 _LOG = logging.getLogger("racewatch.worker")
 OUTAGE_S = 900.0
 """How long a worker waits for a database that does not answer, before it drops what it holds."""
+LOOK_S = 1800.0
+"""How long git may take to find out a commit; the first look fetches the whole repository."""
 LAST_WORD_S = 10.0
 """How long it waits where it only wants to say that it ends."""
 _T = TypeVar("_T")
@@ -285,8 +287,14 @@ class WorkerProcess:
             "version": run.facts.get("version", ""),
             "branches": self.settings.subject(run.subject).branches,
         }
-        goes_on = self._still(lambda session: claims.alive(session, claim))
-        (answer,) = jobprocess.answers(request, goes_on, self.settings.heartbeat_s)
+        end = time.monotonic() + LOOK_S
+        goes_on = self._still(lambda s: time.monotonic() < end and claims.alive(s, claim))
+        try:
+            (answer,) = jobprocess.answers(request, goes_on, self.settings.heartbeat_s)
+        except JobStopped:
+            if time.monotonic() < end:
+                raise
+            raise InfrastructureError(f"git gave no answer in {LOOK_S:g} s") from None
 
         def store(session: Session) -> None:
             for name, history in answer["branches"].items():

@@ -281,6 +281,21 @@ def test_a_repository_that_is_away_is_looked_at_again_later(
     assert [job.later > 0 for job in flow.jobs(db, "prepare")] == [True]
 
 
+def test_git_that_never_answers_is_not_waited_for(
+    db: Database, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(working, "LOOK_S", 1.0)
+    monkeypatch.setenv("RACEWATCH_HOME", str(tmp_path))
+    monkeypatch.setenv("GIT_SSH_COMMAND", "sleep 600;")
+    worker = start()
+    worker.settings.subject("demo").repository = "ssh://nobody.invalid/demo.git"
+    run = order(db)
+    worker.prepare(run)
+    stored = flow.row(db, run)
+    assert (stored.state, stored.setbacks) == (RunState.QUEUED, 1)
+    assert stored.reason == "git gave no answer in 1 s"
+
+
 def test_what_nobody_foresaw_is_a_reason_too(
     db: Database,
     start: Start,
