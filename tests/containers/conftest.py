@@ -81,13 +81,19 @@ def postgres_image(
 
 
 def built(engine: docker.DockerClient, tag: str, **options: object) -> str:
-    """Build an image, on this host's own network; what its build printed is told where it fails."""
+    """The id of an image that is built on this host's own network.
+
+    Not its tag, which moves when another session builds. What its build printed is told where it
+    fails.
+    """
     try:
-        engine.images.build(tag=tag, rm=True, forcerm=True, network_mode="host", **options)
+        image, _ = engine.images.build(
+            tag=tag, rm=True, forcerm=True, network_mode="host", **options
+        )
+        return str(image.id)
     except BuildError as error:
         said = "".join(str(line.get("stream", "")) for line in error.build_log)
         pytest.fail(f"{tag} does not build: {error}\n{said[-4000:]}")
-    return tag
 
 
 def packed(files: Mapping[str, bytes]) -> io.BytesIO:
