@@ -19,6 +19,11 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
 
+# A picture of each page, of the tests' showcase, by Debian's chromium.
+.PHONY: screenshots
+screenshots: $(STAMP)
+	$(BIN)/python -m tests.dashboards.screenshots docs/screenshots
+
 check-static: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -73,7 +73,7 @@ def chromium(needs: Needs) -> Iterator[Browser]:
 
 
 @contextmanager
-def browser(needs: Needs) -> Iterator[Browser]:
+def browser(needs: Needs, *options: str) -> Iterator[Browser]:
     """Debian's chromium, without a window."""
     names = ("chromium", "chromium-browser", "google-chrome")
     found = next((path for name in names if (path := shutil.which(name))), None)
@@ -83,7 +83,7 @@ def browser(needs: Needs) -> Iterator[Browser]:
 
     with sync_playwright() as playwright:
         # Its own sandbox needs rights that a container seldom has; it only ever sees this server.
-        running = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        running = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", *options])
         yield running
         running.close()
 
