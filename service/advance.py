@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, func, true
+from sqlalchemy import ColumnElement, func, text, true
 from sqlmodel import Session, col, select
 
 from runner import matrix as matrices
@@ -102,13 +102,40 @@ def _say_who_is_missing(session: Session, run: Run) -> None:
         needed = build_queue(run.subject, run.trusted)
     if run.state == RunState.RUNNING:
         needed = trial_queue(run.queue, run.trusted)
-    workers = session.exec(select(Worker.queues).where(Worker.state == WorkerState.LIVE))
-    taken = any(needed in queues for queues in workers)
-    reason = "" if taken else f"{NOBODY}{needed}: start a `racewatch worker`{container} for it"
+    reason = _missing(session, needed, container)
     if run.reason != reason:
         run.reason = reason
         session.add(run)
         publish(session, "run", run=run.id, state=run.state)
+
+
+def _missing(session: Session, queue: str, container: str = "") -> str:
+    """Empty where a live worker takes from the queue."""
+    workers = session.exec(select(Worker.queues).where(Worker.state == WorkerState.LIVE))
+    if any(queue in queues for queues in workers):
+        return ""
+    return f"{NOBODY}{queue}: start a `racewatch worker`{container} for it"
+
+
+def say_who_is_missing(session: Session) -> None:
+    """The same for all runs that are queued, at once: there may be thousands."""
+    subjects = select(Run.subject).where(Run.state == RunState.QUEUED).distinct()
+    for subject in session.exec(subjects).all():
+        reason = _missing(session, git_queue(subject))
+        said = {"subject": subject, "reason": reason, "nobody": NOBODY}
+        session.connection().execute(_SAY, said)
+
+
+_SAY = text(
+    """
+    UPDATE runs SET reason = :reason WHERE id IN (
+        SELECT id FROM runs
+        WHERE state = 'queued' AND subject = :subject AND reason <> :reason
+            AND (reason = '' OR starts_with(reason, :nobody))
+        FOR NO KEY UPDATE SKIP LOCKED
+    )
+    """
+)
 
 
 def prepared(session: Session, run_id: UUID, claim: UUID, answer: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ may run twice, and may be lost: the sweep (see `service.sweep`) wakes what is op
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import procrastinate
@@ -26,12 +26,13 @@ _MOVE_UP = text(
     """
     UPDATE procrastinate_jobs
     SET priority = greatest(priority, :priority), queue_name = :queue,
-        scheduled_at = CASE WHEN :at < scheduled_at THEN :at ELSE scheduled_at END
+        scheduled_at = CASE WHEN :at IS NULL OR scheduled_at IS NULL THEN NULL
+                            ELSE least(scheduled_at, :at) END
     WHERE queueing_lock = :lock AND status = 'todo'
-        AND (priority < :priority OR queue_name <> :queue OR scheduled_at > :at)
+        AND (priority < :priority OR queue_name <> :queue
+             OR scheduled_at IS NOT NULL AND (:at IS NULL OR scheduled_at > :at))
     """
 ).bindparams(bindparam("at", type_=DateTime(timezone=True)))
-_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def git_queue(subject: str) -> str:
@@ -80,7 +81,7 @@ def wake(
         with connection.begin_nested():
             wake_new(session, task, queue, lock=lock, priority=priority, at=at, **arguments)
     except AlreadyEnqueued:
-        moved = {"lock": lock, "queue": queue, "priority": priority, "at": at or _BEGINNING}
+        moved = {"lock": lock, "queue": queue, "priority": priority, "at": at}
         connection.execute(_MOVE_UP, moved)
         return False
     return True

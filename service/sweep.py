@@ -18,7 +18,7 @@ from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import SelectOfScalar
 
 from service import bisection, builds, claims
-from service.advance import advance
+from service.advance import advance, say_who_is_missing
 from service.consume import GONE_S
 from service.database import Database
 from service.events import publish
@@ -57,6 +57,7 @@ def sweep(database: Database, settings: ServiceSettings) -> None:
     _each(database, _stale_builds(silent), partial(_take_back, silent))
     with database.session() as session:
         end_orphaned_jobs(session, GONE_S)
+        say_who_is_missing(session)
     # A run whose preparation waits in the queue needs nothing; there may be thousands.
     open_runs = select(Run.id).where(col(Run.state).in_(OPEN_STATES), text(_NOT_WAITING))
     urgent_first = open_runs.order_by(col(Run.priority).desc(), col(Run.created_at))

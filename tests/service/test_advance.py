@@ -142,9 +142,9 @@ def test_a_base_that_is_being_run_is_not_run_twice(db: Database) -> None:
 
 def test_a_base_that_was_run_here_is_not_run_again(db: Database) -> None:
     who = flow.worker(db)
-    known = flow.started(db, sha=PARENT)
+    known = flow.started(db, ONE_CELL, PARENT)
     flow.complete(db, known, who)
-    run = flow.order(db, origin=Origin.PULL_REQUEST, pull=7)
+    run = flow.order(db, matrix=ONE_CELL, origin=Origin.PULL_REQUEST, pull=7)
     flow.resolve(db, run, base=PARENT)
     assert flow.row(db, run).base_run_id == known
 
@@ -170,11 +170,11 @@ def test_a_run_of_the_base_that_cannot_be_compared_is_none(
 
 def test_a_base_that_was_run_with_a_driver_that_is_gone_is_run_again(db: Database) -> None:
     old = flow.worker(db, "old")
-    flow.complete(db, flow.started(db, sha=PARENT), old)
+    flow.complete(db, flow.started(db, ONE_CELL, PARENT), old)
     with db.session() as session:
         session.get_one(Worker, old).state = WorkerState.STOPPED
     flow.worker(db, "new", flow.OTHER_DRIVER)
-    run = flow.order(db, origin=Origin.PULL_REQUEST, pull=7)
+    run = flow.order(db, matrix=ONE_CELL, origin=Origin.PULL_REQUEST, pull=7)
     flow.resolve(db, run, base=PARENT)
     assert len(bases(db)) == 2
 
@@ -323,7 +323,7 @@ def test_a_run_is_not_complete_while_somebody_holds_trials_of_it(db: Database) -
 
 def test_attempts_that_settle_nothing_pause_the_run_then_end_it(db: Database) -> None:
     who = flow.worker(db)
-    run = flow.started(db)
+    run = flow.started(db, ONE_CELL)
     pauses = []
     for _ in range(advance.SETBACKS):
         flow.fetched(db)
@@ -338,7 +338,7 @@ def test_attempts_that_settle_nothing_pause_the_run_then_end_it(db: Database) ->
 
 def test_infrastructure_errors_settle_nothing_and_end_the_run_in_the_end(db: Database) -> None:
     who = flow.worker(db)
-    run = flow.started(db)
+    run = flow.started(db, ONE_CELL)
     for _ in range(advance.SETBACKS):
         flow.carry_out(db, run, who, Outcome.INFRA_ERROR)
     ended = flow.row(db, run)
@@ -350,7 +350,7 @@ def test_infrastructure_errors_settle_nothing_and_end_the_run_in_the_end(db: Dat
 
 def test_one_settled_trial_is_a_fresh_start(db: Database) -> None:
     who = flow.worker(db)
-    run = flow.started(db)
+    run = flow.started(db, ONE_CELL)
     for _ in range(advance.SETBACKS - 1):
         flow.release(db, flow.taken(db, run, who).claim, ClaimState.LOST, "lost")
     batch = flow.taken(db, run, who)
@@ -386,7 +386,7 @@ def test_a_sequential_run_stops_cells_that_are_decided(db: Database) -> None:
 
 
 def test_a_cancelled_run_does_not_move_on_whatever_a_session_saw_before(db: Database) -> None:
-    run = flow.started(db)
+    run = flow.started(db, ONE_CELL)
     with db.session() as session:
         assert session.get_one(Run, run).state == RunState.RUNNING
         with db.session() as another:
@@ -397,7 +397,7 @@ def test_a_cancelled_run_does_not_move_on_whatever_a_session_saw_before(db: Data
 
 
 def test_a_run_that_ended_keeps_its_reason_when_a_claim_of_it_is_lost(db: Database) -> None:
-    run = flow.started(db)
+    run = flow.started(db, ONE_CELL)
     batch = flow.taken(db, run, flow.worker(db))
     with db.session() as session:
         cancel(session, run, "not needed")
@@ -445,7 +445,7 @@ def test_a_run_whose_kind_of_worker_left_begins_anew_with_another(db: Database) 
 
 def test_nobody_else_begins_anew_while_a_worker_that_drains_ends_its_batch(db: Database) -> None:
     here, there = flow.worker(db, "here", parallel=1), flow.worker(db, "there", flow.OTHER_DRIVER)
-    run = flow.started(db)
+    run = flow.started(db, ONE_CELL.with_trials(12))
     held = flow.taken(db, run, here)
     with db.session() as session:
         session.get_one(Worker, here).state = WorkerState.DRAINING
@@ -462,7 +462,7 @@ def test_nobody_else_begins_anew_while_a_worker_that_drains_ends_its_batch(db: D
 
 
 def test_a_run_says_which_worker_is_missing(db: Database) -> None:
-    run = flow.order(db)
+    run = flow.order(db, matrix=ONE_CELL)
     flow.step(db, run)
     missing = "no worker takes {}: start a `racewatch worker`{} for it"
     assert flow.row(db, run).reason == missing.format("git-demo", "")

@@ -107,7 +107,7 @@ def test_only_the_share_of_those_who_take_part_counts(db: Database) -> None:
 
 def test_a_forks_trials_are_left_to_workers_with_containers(db: Database) -> None:
     who = flow.worker(db, contained=True)
-    run = flow.started(db, trusted=False)
+    run = flow.started(db, ONE_CELL, trusted=False)
     assert flow.take(db, run, who) is None
     with db.session() as session:
         worker = session.get_one(Worker, who)
@@ -289,7 +289,7 @@ def test_adaptive_trials_are_counted_apart(db: Database) -> None:
 
 
 def test_a_held_claim_says_so_by_the_databases_clock(db: Database) -> None:
-    batch = flow.taken(db, flow.started(db), flow.worker(db))
+    batch = flow.taken(db, flow.started(db, ONE_CELL), flow.worker(db))
     flow.silent(db, "claims")
     with db.session() as session:
         assert claims.alive(session, batch.claim)
@@ -297,7 +297,7 @@ def test_a_held_claim_says_so_by_the_databases_clock(db: Database) -> None:
 
 
 def test_a_claim_of_a_cancelled_run_is_not_to_go_on(db: Database) -> None:
-    run = flow.started(db)
+    run = flow.started(db, ONE_CELL)
     batch = flow.taken(db, run, flow.worker(db))
     with db.session() as session:
         cancel(session, run, "not needed")
@@ -306,7 +306,7 @@ def test_a_claim_of_a_cancelled_run_is_not_to_go_on(db: Database) -> None:
 
 
 def test_a_claim_ends_once(db: Database) -> None:
-    batch = flow.taken(db, flow.started(db), flow.worker(db))
+    batch = flow.taken(db, flow.started(db, ONE_CELL), flow.worker(db))
     with db.session() as session:
         assert claims.release(session, batch.claim, ClaimState.LOST, "lost")
     with db.session() as session:
@@ -319,7 +319,7 @@ def test_a_claim_ends_once(db: Database) -> None:
 
 
 def test_what_a_worker_gives_back_is_no_setback(db: Database) -> None:
-    run = flow.started(db)
+    run = flow.started(db, ONE_CELL)
     batch = flow.taken(db, run, flow.worker(db))
     flow.release(db, batch.claim, ClaimState.CANCELLED, "the worker stops")
     assert (flow.row(db, run).setbacks, flow.row(db, run).reason) == (0, "")

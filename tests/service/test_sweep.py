@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 from pydantic import SecretStr
+from sqlalchemy import event
 from sqlmodel import Session, select
 
 from service import builds, claims
@@ -218,3 +219,17 @@ def test_two_sweeps_at_a_time_do_everything_once(db: Database) -> None:
         one.join(30)
     assert flow.row(db, run).setbacks == 1
     assert len(flow.jobs(db, "trials")) == 1
+
+
+def test_thousands_of_queued_runs_say_who_is_missing_in_few_statements(db: Database) -> None:
+    runs = [flow.order(db, f"{n:040d}", ONE_CELL) for n in range(20)]
+    asked: list[str] = []
+    event.listen(db.engine, "before_cursor_execute", lambda *what: asked.append(what[2]))
+    sweep(db, SETTINGS)
+    assert len(asked) < 20
+    assert {flow.row(db, run).reason for run in runs} == {
+        "no worker takes git-demo: start a `racewatch worker` for it"
+    }
+    flow.worker(db, heartbeat_at=flow.moment(db) + timedelta(hours=1))
+    sweep(db, SETTINGS)
+    assert {flow.row(db, run).reason for run in runs} == {""}
