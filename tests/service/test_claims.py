@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
 
@@ -274,6 +275,18 @@ def test_a_worker_that_learns_its_versions_late_binds_the_run_to_them(db: Databa
     with db.session() as session:
         other = claims.rows.environment_row(session, flow.OTHER_DRIVER, flow.TOOLCHAIN, "2")
         assert ended.environment_id == other.id
+
+
+def test_a_batch_that_could_import_nothing_leaves_its_run_where_it_is(db: Database) -> None:
+    """Its versions are not known then, and no environment of its own."""
+    gpu = replace(flow.EMULATED, kind="cuda", jax="0.11.2")
+    who = flow.worker(db, device=gpu)
+    run = flow.started(db, ONE_CELL)
+    bound = flow.row(db, run).environment_id
+    recording = flow.recording(db, flow.taken(db, run, who), who, replace(gpu, jax=""))
+    recording.store(RACY, Outcome.INFRA_ERROR)
+    assert flow.row(db, run).environment_id == bound
+    assert flow.counts(db, run) == {RACY: {"infra_error": 1}}
 
 
 def test_adaptive_trials_are_counted_apart(db: Database) -> None:
