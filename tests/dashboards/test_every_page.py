@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.dashboards.conftest import NARROW, WIDE, Site, Tab, opened, watched
+from tests.service.pages.served import Served, served
 from tests.service.pages.test_pages import PAGES, addresses
+from tests.service.reading import bisected, showcase
+from tests.service.reading.bisected import Made
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -39,21 +42,48 @@ def violations(page: Page, rules: tuple[str, ...] = RULES) -> list[str]:
 def test_it_is_clean_in_dark_and_light_wide_and_narrow(
     tab: Tab, site: Site, axe: str, name: str
 ) -> None:
-    page = tab.page
     tab.wrong.clear()
+    look(tab.page, site.address + addresses(site.made)[name], axe)
+    if name == "not there":  # of which the browser itself tells its console
+        tab.wrong[:] = [text for text in tab.wrong if "404" not in text]
+    assert tab.wrong == []
+
+
+@pytest.fixture(scope="module")
+def bisecting(
+    postgres: str, template: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Served, Made]]:
+    """Bisections in every state, served."""
+    with showcase.database(postgres, template) as database:
+        made = bisected.make(database)
+        with served(database, tmp_path_factory.mktemp("home")) as running:
+            yield running, made
+
+
+@pytest.mark.parametrize("name", ["list", "found", "searching", "merge"])
+def test_bisections_are_clean_too(
+    chromium: Browser, bisecting: tuple[Served, Made], axe: str, name: str
+) -> None:
+    site, made = bisecting
+    path = "" if name == "list" else f"/{made.ids[name]}"
+    with opened(chromium, f"{site.address}/bisections{path}") as tab:
+        look(tab.page, tab.page.url, axe)
+        assert tab.wrong == []
+
+
+def look(page: Page, address: str, axe: str) -> None:
+    """Wide in light, and narrow in dark: axe-core finds nothing, and the page itself does not
+    scroll sideways."""
     page.emulate_media(color_scheme="light")
-    page.set_viewport_size(WIDE)
-    page.goto(site.address + addresses(site.made)[name])
+    page.set_viewport_size(WIDE)  # type: ignore[arg-type]
+    page.goto(address)
     page.evaluate(axe)
     assert violations(page) == []
     assert sideways(page) <= WIDE["width"]
     page.emulate_media(color_scheme="dark")
-    page.set_viewport_size(NARROW)
+    page.set_viewport_size(NARROW)  # type: ignore[arg-type]
     assert violations(page) == []
-    assert sideways(page) <= NARROW["width"], "the page itself does not scroll sideways"
-    if name == "not there":  # of which the browser itself tells its console
-        tab.wrong[:] = [text for text in tab.wrong if "404" not in text]
-    assert tab.wrong == []
+    assert sideways(page) <= NARROW["width"]
 
 
 def sideways(page: Page) -> int:
