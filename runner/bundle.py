@@ -42,6 +42,7 @@ HARNESS_FILES = (
         for name in (
             "__init__",
             "bisection",
+            "decision",
             "events",
             "local",
             "packed",
@@ -51,6 +52,7 @@ HARNESS_FILES = (
             "probe",
             "range",
             "report",
+            "settings",
             "verdict",
             "verification",
         )

@@ -160,7 +160,8 @@ function hide() {
   if (!shownFor) return;
   card.hidePopover();
   shownFor.removeAttribute("aria-describedby");
-  if (shownFor.dataset.said) shownFor.title = shownFor.dataset.said;
+  // Unless it was renewed meanwhile, with newer words.
+  if (!shownFor.title && shownFor.dataset.said) shownFor.title = shownFor.dataset.said;
   shownFor = null;
 }
 

@@ -283,8 +283,14 @@ class DockerWorkshop:
             return gone
         limits = self._limits
         killed = status < 0 or "Killed" in output
-        if killed and self._ran_out_of_memory():
-            return f"its container ran out of memory: the limit is {limits.memory / 2**30:.1f} GiB"
+        if killed:
+            if self._ran_out_of_memory():
+                return (
+                    f"its container ran out of memory: the limit is {limits.memory / 2**30:.1f} GiB"
+                )
+            gone = self._why_gone()  # the engine tells of a container's end after its commands'
+            if gone:
+                return gone
         if "No space left on device" in output:
             return f"the build filled the {limits.kept / 2**30:.1f} GiB of memory that it may write"
         if "Resource temporarily unavailable" in output or "Cannot fork" in output:

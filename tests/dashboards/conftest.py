@@ -44,7 +44,7 @@ class Site:
         return self.served.address
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def site(postgres: str, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The showcase, served; tests may add trials to it."""
     with showcase.database(postgres, template) as database:
@@ -53,7 +53,7 @@ def site(postgres: str, template: str, tmp_path_factory: pytest.TempPathFactory)
             yield Site(running, database, made)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def long_branch(
     postgres: str, template: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
@@ -64,10 +64,10 @@ def long_branch(
             yield running
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def chromium(needs: Needs) -> Iterator[Browser]:
-    """One browser for all tests here. Not for longer: while playwright runs, this thread has an
-    event loop, which other tests may not expect."""
+    """One browser for all tests of a file. Not for longer: while playwright runs, this thread has
+    an event loop, which tests of other folders do not expect."""
     with browser(needs) as running:
         yield running
 

@@ -299,7 +299,7 @@ def test_an_open_page_is_told_of_each_observation(
         event = opened.events[-1]
         assert (event["kind"], event["bisection"]) == ("bisection", str(identity))
         after = told(httpx.get(f"{site.address}/bisections/{identity}", headers=BROWSER).text)
-        assert "0 of 32 failed" in after
-        assert "32 of 32 failed" in after
+        assert "0 of 16 failed" in after
+        assert "16 of 16 failed" in after
     with db.session() as session:
         assert session.get_one(Bisection, identity).state == "running"

@@ -183,6 +183,8 @@ def test_emulated_is_said_loudly(browser: TestClient, made: Showcase, name: str)
     text = browser.get(addresses(made)[name]).text
     assert '<p class="emulated" role="note">EMULATED: no GPU took part' in text
     assert "EMULATED" not in browser.get(f"/runs/{made.runs['race']}").text
+    assert 'class="grid no-gpu"' in browser.get(addresses(made)["emulated grid"]).text
+    assert "no-gpu" not in browser.get("/?subject=te").text
     assert browser.get("/runs").text.count(">EMULATED<") == 3
 
 
