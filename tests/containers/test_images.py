@@ -128,7 +128,14 @@ def test_trials_run_in_the_image_that_is_for_them(
 ) -> None:
     run = racewatch(
         *("run", "--subject", "demo", "--ref", "race", "--trials", "2", "--cell", "stock, alone"),
-        *("--sandbox", "docker", "--image", ours["trial-cpu"]),
+        *(
+            "--sandbox",
+            "docker",
+            "--image",
+            ours["trial-cpu"],
+            "--build-image",
+            ours["builder-cpu"],
+        ),
     )
     said = run.communicate(timeout=300)
     assert re.search(r"stock, alone +2 +0 +2 pass", said[0]), said
