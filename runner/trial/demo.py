@@ -11,6 +11,8 @@ EMULATION_ONCE        the share of the updates of `refresh` that come with somet
 EMULATION_RATE        the share of first executions that meet the race, about: the background
                       thread's period is drawn out so far that its next update, at a random moment,
                       falls into a capture that often.
+EMULATION_FAULT       the share of trials in which the device loses the background thread's first
+                      update, whatever the commit (0): a failure rate that no commit brought.
 EMULATION_LOAD_MS     how long a kernel's module takes to load at its first launch (4).
 EMULATION_DEVICES     how many devices there are (1).
 """
@@ -59,7 +61,7 @@ def expected_handlers(
 def open_program(config: ParentConfig) -> DemoProgram:
     """A new program in this process."""
     _one_of("registration", config.registration, _REGISTRATIONS)
-    for name in ("EMULATION_RATE", "EMULATION_LOAD_MS", "EMULATION_ONCE"):
+    for name in ("EMULATION_RATE", "EMULATION_LOAD_MS", "EMULATION_ONCE", "EMULATION_FAULT"):
         _number(name, 0.0)
     return DemoProgram(
         _load(config.build_dir), config.registration == "registered", int(config.device)

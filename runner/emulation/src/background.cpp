@@ -61,12 +61,20 @@ double ShareOfOnce() {
   return text == nullptr || *text == '\0' ? 0.0 : std::atof(text);
 }
 
+// The share of processes in which the device loses the thread's first update, whatever is captured.
+double ShareOfFaults() {
+  const char *text = std::getenv("EMULATION_FAULT");
+  return text == nullptr || *text == '\0' ? 0.0 : std::atof(text);
+}
+
 class Background {
  public:
   // The thread's whole life; returns when it was told to stop, throws on its first error.
   void Run(Work work, double period_ms, bool random_phase) {
     Prepare();
+    loses_ = RandomFraction() < ShareOfFaults();
     Update(work == Work::kFeed ? Work::kCopy : work);
+    loses_ = false;
     Check(cudaStreamSynchronize(CurrentDevice().compute), "synchronize the compute stream");
     Announce(work == Work::kFeed);
     // Where in its round the thread stands when the main thread comes to its captures is chance.
@@ -152,8 +160,8 @@ class Background {
             "enqueue a copy to the device");
       std::this_thread::sleep_for(kDispatch);
     }
-    cudaLaunchHostKernel("dynamic_update_slice", device.compute, [this, row, whole] {
-      for (int i = 0; i < kColumns; ++i) {
+    cudaLaunchHostKernel("dynamic_update_slice", device.compute, [this, row, whole, lost = loses_] {
+      for (int i = 0; i < kColumns && !lost; ++i) {
         resident_[row][i] = staged_[row][i] + (whole ? 0 : resident_[row][i]);
       }
     });
@@ -232,6 +240,7 @@ class Background {
 
   std::uint64_t count_ = 0;
   std::uint64_t sync_at_ = 0;
+  bool loses_ = false;
   double once_ = ShareOfOnce();
   std::uint64_t expected_count_ = 0;
   cudaEvent_t computed_[kEvents] = {};

@@ -259,6 +259,15 @@ def test_the_race_can_be_made_rare(race: Path) -> None:
     assert 3 <= failures(seen) <= 40
 
 
+def test_a_device_may_lose_an_update_whatever_the_commit(race: Path) -> None:
+    faults = [
+        run_trial(race, registration="unregistered", environment={"EMULATION_FAULT": share})
+        for share in ("1", "1", "1", "0", "0", "0")
+    ]
+    assert [one.stale for one in faults] == [1, 1, 1, 0, 0, 0]
+    assert not any(one.error or one.signal for one in faults)
+
+
 # Each kind of failure on demand -----------------------------------------------------------------
 
 
@@ -395,7 +404,7 @@ def test_an_unknown_background_is_refused_by_name(
         program.start_background(0)
 
 
-@pytest.mark.parametrize("name", ["EMULATION_RATE", "EMULATION_LOAD_MS"])
+@pytest.mark.parametrize("name", ["EMULATION_RATE", "EMULATION_LOAD_MS", "EMULATION_FAULT"])
 @pytest.mark.parametrize("text", ["-1", "nan", "inf", "often"])
 def test_a_bad_number_in_the_environment_is_refused_by_name(
     race: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
