@@ -24,8 +24,10 @@ from runner.bisect.packed import FOUND, Packed, cell_data, cost, result
 from runner.bisect.probe import HostProber
 from runner.bisect.range import Range, between
 from runner.bisect.report import PlainView
+from runner.bisect.settings import Observe
 from runner.bisect.verdict import Verdict, named
 from runner.bisect.view import LiveView
+from runner.detector.record import Detector
 from runner.errors import InputError
 from runner.matrix import Cell, Matrix
 from runner.node import compilation_cache
@@ -59,6 +61,7 @@ class Asked:
     json: Path | None = None
     bundle: Path | None = None
     arch: str = ""
+    observe: str = Observe.FAILURE
 
 
 def bisect(asked: Asked) -> int:
@@ -67,7 +70,9 @@ def bisect(asked: Asked) -> int:
     Raises InputError and InfrastructureError.
     """
     settings = Settings(
-        confidence=confidence(asked.confidence), budget_s=duration(asked.budget, "--budget")
+        confidence=confidence(asked.confidence),
+        budget_s=duration(asked.budget, "--budget"),
+        observe=observation(asked.observe),
     )
     cell = one_cell(asked.matrix, asked.cell)
     home = Home.load()
@@ -85,7 +90,7 @@ def bisect(asked: Asked) -> int:
     console.print(searched.text, highlight=False, markup=False)
     if log.events:
         console.print(f"going on after {len(log.events)} events of {log.path}", highlight=False)
-    prober = _prober(subject, cell, asked, home)
+    prober = _prober(subject, cell, asked, home, settings.observe)
     local = Local(searched, log, prober, higher, settings, lineage)
     with _view(console) as view:
         for step in local:
@@ -108,6 +113,25 @@ def confidence(value: float) -> float:
     if not 0.5 < value < 1:
         raise InputError(f"--confidence: must be more than 0.5 and less than 1, got {value:g}")
     return value
+
+
+def observation(text: str) -> Observe:
+    """What is counted of a trial. Raises InputError."""
+    if text not in set(Observe):
+        raise InputError(f"--observe: must be one of {', '.join(Observe)}, got {text!r}")
+    return Observe(text)
+
+
+def watching(subject: Subject, observe: Observe) -> Detector:
+    """What watches trials, as a bisection's are wherever they can be. Raises InputError where it is
+    asked for swallows and nothing can."""
+    detector = subject.detector()
+    if observe is Observe.SWALLOW and detector.reason:
+        raise InputError(
+            f"--observe swallow: trials of {subject.name} cannot be watched here, use "
+            f"--observe failure: {detector.reason}"
+        )
+    return detector
 
 
 def duration(text: str, option: str) -> float | None:
@@ -162,7 +186,7 @@ def _record(home: Path, what: dict[str, Any]) -> Path:
     return home / "bisections" / f"{digest[:16]}.jsonl"
 
 
-def _prober(subject: Subject, cell: Cell, asked: Asked, home: Home) -> HostProber:
+def _prober(subject: Subject, cell: Cell, asked: Asked, home: Home, observe: Observe) -> HostProber:
     found = subject.devices(asked.devices)
     python = subject.trial_python()
     parallel = asked.parallel
@@ -180,13 +204,14 @@ def _prober(subject: Subject, cell: Cell, asked: Asked, home: Home) -> HostProbe
         expected_handlers=subject.expected_handlers,
         environment=subject.trial_environment(found.device),
         fallback_path=subject.trial_packages(),
+        detector=watching(subject, observe),
     )
 
     def sandbox(of: Plan) -> Sandbox:
         environment = dict(of.environment) | compilation_cache(of, cold=False)
         return ProcessSandbox(of.folder, python, environment)
 
-    return HostProber(replace(cell, trials=1), plan, subject.build, sandbox)
+    return HostProber(replace(cell, trials=1), plan, subject.build, sandbox, observe)
 
 
 @contextmanager

@@ -445,7 +445,8 @@ class Bisection:
 
     @property
     def _evidence(self) -> Evidence:
-        return Evidence(self.range, self.posterior, self.by_place, self.checks)
+        observe = self.settings.observe
+        return Evidence(self.range, self.posterior, self.by_place, self.checks, observe)
 
 
 __all__ = [

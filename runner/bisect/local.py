@@ -203,7 +203,8 @@ def told(event: Event, state: Bisection) -> str:
             commit = next((e.commit for e in state.range.classes if e.key == event.key), None)
             name = f"{commit.sha[:12]} {commit.title[:50]}" if commit else event.key[:12]
             built = f"built in {event.build_s:.0f} s, " if event.build_s else ""
-            what = f"{event.k} of {event.n} failed" if event.n else f"{event.seen}: {event.reason}"
+            did = state.settings.observe.did(event.tally)
+            what = did if event.n else f"{event.seen}: {event.reason}"
             return f"{name}: {built}{what}"
         case Entered(range=inner):
             return f"inside the merge: {inner.text}" if inner else "the merge's own builds are one"

@@ -72,7 +72,7 @@ def carry_out(
         reason = f"the bundle holds no build {build_id} of {commit.sha[:12]}"
         return held or PreparedBuild("", outcome=Outcome.UNSUPPORTED, reason=reason)
 
-    prober = HostProber(replace(packed.cell, trials=1), plan, build, sandbox)
+    prober = HostProber(replace(packed.cell, trials=1), plan, build, sandbox, settings.observe)
     local = Local(packed.searched, log, prober, higher, settings)
     view = PlainView(sys.stdout)
     for step in local:

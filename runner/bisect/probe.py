@@ -11,10 +11,11 @@ from typing import Protocol
 
 from runner.bisect.bisection import Probe
 from runner.bisect.events import Observation, Seen
+from runner.bisect.settings import Observe
 from runner.errors import InfrastructureError
 from runner.matrix import Cell, Matrix
 from runner.node import EventsFile, in_own_folder
-from runner.outcome import FAILURES, Outcome
+from runner.outcome import Outcome
 from runner.result import Commit
 from runner.run import BuildId, Plan, PreparedBuild, Run, builds_of
 from runner.sandbox.base import Sandbox
@@ -35,13 +36,15 @@ class Prober(Protocol):
 class HostProber:
     """Probes on this host's devices.
 
-    plan: of any run here; commit, matrix and builds are put in for each probe.
+    plan: of any run here; commit, matrix and builds are put in for each probe. observe: what is
+    counted of its trials; for swallows the plan has a detector.
     """
 
     cell: Cell
     plan: Plan
     build: MakeBuild
     sandbox: MakeSandbox
+    observe: Observe = Observe.FAILURE
 
     def probe(self, probe: Probe, trials: int) -> Observation:
         """See Prober."""
@@ -73,12 +76,13 @@ class HostProber:
 
     def _seen(self, a_run: Run, probe: Probe, build_s: float, trial_s: float) -> Observation:
         (cell,) = a_run.fold.cells()
-        counts = cell.counts
-        k = sum(counts[outcome] for outcome in FAILURES)
+        k, n = cell.k, cell.n
+        if self.observe is Observe.SWALLOW:
+            k, n = sum(trial.swallowed for trial in cell.watched), len(cell.watched)
         seen = Observation(
             probe.key,
             k=k,
-            n=k + counts[Outcome.PASS],
+            n=n,
             check=probe.check,
             build_s=build_s,
             trial_s=trial_s,
@@ -86,5 +90,9 @@ class HostProber:
         if seen.n:
             return seen
         reason = cell.trials[-1].reason if cell.trials else "no trial ended"
-        kind = Seen.UNBUILDABLE if counts[Outcome.UNSUPPORTED] else Seen.INFRASTRUCTURE
+        if cell.n:
+            last = cell.trials[-1].swallow
+            reason = f"no trial was watched: {last.reason if last else 'nothing watches here'}"
+        unsupported = cell.counts[Outcome.UNSUPPORTED] and not cell.n
+        kind = Seen.UNBUILDABLE if unsupported else Seen.INFRASTRUCTURE
         return replace(seen, seen=kind, reason=reason)

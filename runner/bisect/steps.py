@@ -67,7 +67,7 @@ class _Next:
         """Fresh trials of both sides of a check."""
         check = self.state.check
         assert check is not None
-        text = f"check {check.number}, {check.text}"
+        text = f"check {check.number}, {check.told(self.state.settings.observe.did)}"
         if any(probe.check == check.number for probe in self.running):
             return Decision(text)
         trials = self._fresh_trials(check)

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from runner.bisect.posterior import NO_TRIALS, Posterior, Tally, credible, mean
 from runner.bisect.range import Range
+from runner.bisect.settings import Observe
 from runner.bisect.verification import Check, CheckKind, CheckState, Higher
 from runner.rates import percent
 from runner.result import Commit
@@ -33,7 +34,8 @@ class SideRate:
     """The rate on one side of the change: all trials of the classes on that side.
 
     rate: expected, low, high: hold it with 95 % probability. All three are the posterior's, which
-    does not depend on what decided how many trials there are.
+    does not depend on what decided how many trials there are. Where none of the trials counted, or
+    all did, low and high are what they would be if the rate were not exactly 0 or 1.
     """
 
     tally: Tally
@@ -43,8 +45,12 @@ class SideRate:
 
     @property
     def text(self) -> str:
-        """For example `30.1 % (62 of 206; 24.4 to 36.7 %)`."""
+        """For example `30.1 % (62 of 206; 24.4 to 36.7 %)`, `0 % (0 of 168; at most 1.2 %)`."""
         seen = self.tally.k / self.tally.n if self.tally.n else self.rate
+        if self.tally.n and self.tally.k == 0:
+            return f"{percent(seen)} ({self.tally.text}; at most {percent(self.high)})"
+        if self.tally.n and self.tally.k == self.tally.n:
+            return f"{percent(seen)} ({self.tally.text}; at least {percent(self.low)})"
         span = f"{percent(self.low).removesuffix(' %')} to {percent(self.high)}"
         return f"{percent(seen)} ({self.tally.text}; {span})"
 
@@ -77,6 +83,7 @@ class Evidence:
     posterior: Posterior
     tallies: Mapping[int, Tally]
     checks: Sequence[Check]
+    observe: Observe = Observe.FAILURE
 
     def found(self, first: int, end: int) -> Verdict:
         """The change is one of the steps into the classes `first` to `end` - 1, as checked."""
@@ -87,9 +94,9 @@ class Evidence:
         probability = self.posterior.mass(first, end)
         lead = "" if kind is VerdictKind.CULPRIT else ", between which nothing can be measured,"
         changed = (
-            f"lowered the failure rate from {after.text} to {before.text}"
+            f"lowered the {self.observe.rate} from {after.text} to {before.text}"
             if not entered.forward
-            else f"raised the failure rate from {before.text} to {after.text}"
+            else f"raised the {self.observe.rate} from {before.text} to {after.text}"
         )
         text = f"{_listed(commits)}{lead} {changed}, {sure(probability)} sure"
         text += self._checked(fixed=not entered.forward)
@@ -103,7 +110,7 @@ class Evidence:
         probability = self.posterior.mass(first, end)
         text = (
             f"not sure, {reason}: {_listed(commits)} ({sure(probability)} likely) "
-            f"between {before.text} and {after.text}"
+            f"between a {self.observe.rate} of {before.text} and {after.text}"
         )
         if self.posterior.none > 1 - confidence:
             text += f"; {sure(self.posterior.none)} likely that nothing changed"
@@ -117,17 +124,17 @@ class Evidence:
         good = self.tallies.get(0, NO_TRIALS)
         bad = self.tallies.get(len(self.range.classes) - 1, NO_TRIALS)
         weights = self.posterior.either
+        did = self.observe.did
+        seen = (
+            f"of the good end {named(self.range.good)} {did(good)}{_share(good)}, "
+            f"of the bad end {named(self.range.bad)} {did(bad)}{_share(bad)}"
+        )
         text = (
-            f"the ends do not separate: good {named(self.range.good)} failed {good.text}, "
-            f"bad {named(self.range.bad)} {bad.text}; "
+            f"the ends do not separate after {good.n} and {bad.n} trials: {seen}; "
             f"{sure(self.posterior.none)} sure that nothing changed"
         )
         if good.n and bad.n and higher(good, bad) <= error:
-            text = (
-                f"the good end fails more often than the bad one, exchange them: "
-                f"good {named(self.range.good)} failed {good.text}, "
-                f"bad {named(self.range.bad)} {bad.text}"
-            )
+            text = f"the good end has the higher {self.observe.rate}, exchange the ends: {seen}"
         return Verdict(
             VerdictKind.NO_CHANGE,
             text,
@@ -161,10 +168,8 @@ class Evidence:
         said = ""
         failing, other = ("without", "with it") if fixed else ("with", "without")
         for check in self.checks[-2:]:
-            counts = (
-                f"{check.high.tally.text} failed {failing} the change, "
-                f"{check.low.tally.text} {other}"
-            )
+            did = self.observe.did(check.high.tally)
+            counts = f"{did} {failing} the change, {check.low.tally.text} {other}"
             if check.kind is CheckKind.NEIGHBOURS and check.state is CheckState.PASSED:
                 said = f"; fresh trials of its neighbours: {counts}"
             elif check.kind is CheckKind.REVERT and check.state is CheckState.PASSED:
@@ -213,8 +218,23 @@ def _listed(commits: Sequence[Commit]) -> str:
     return f"one of {len(commits)} commits, {named(commits[0])} to {named(commits[-1])}"
 
 
+def _share(tally: Tally) -> str:
+    return f" ({percent(tally.k / tally.n)})" if tally.n else ""
+
+
 def _side_rate(tally: Tally, weights: Sequence[float]) -> SideRate:
-    low, high = credible(weights)
+    # The points at exactly 0 and 1 would make "0 to 0 %" of a side on which nothing ever failed.
+    between = list(weights)
+    if tally.n and tally.k == 0:
+        between[0] = 0.0
+    elif tally.n and tally.k == tally.n:
+        between[-1] = 0.0
+    total = sum(between)
+    low, high = credible([each / total for each in between] if total > 0 else weights)
+    if tally.k == 0:
+        low = 0.0
+    if tally.n and tally.k == tally.n:
+        high = 1.0
     return SideRate(tally, mean(weights), low, high)
 
 

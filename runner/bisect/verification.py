@@ -69,10 +69,11 @@ class Check:
         """Fresh trials that both sides have."""
         return min(self.low.tally.n, self.high.tally.n)
 
-    @property
-    def text(self) -> str:
-        """The check in a few words."""
-        seen = f"{self.high.tally.text} failed with the change, {self.low.tally.text} without"
+    def told(self, did: Callable[[Tally], str]) -> str:
+        """The check in a few words; `did` says of trials how many did what is counted."""
+        seen = f"with the change {did(self.high.tally)}, without it {did(self.low.tally)}"
+        if not (self.high.tally.n or self.low.tally.n):
+            seen = "fresh trials of both sides"
         return f"{self.kind} {self.state}: {self.reason or seen}"
 
     def with_trials(self, key: str, tally: Tally, higher: Higher) -> Check:

@@ -32,7 +32,9 @@ class LiveView(PlainView):
 
 
 def _table(state: Bisection) -> Table:
-    table = Table("commit", "", "probability", "failed", box=None, pad_edge=False)
+    table = Table(
+        "commit", "", "probability", state.settings.observe.done, box=None, pad_edge=False
+    )
     posterior = state.posterior
     classes = state.range.classes
     rows = sorted(range(1, len(classes)), key=lambda i: -posterior.steps[i])[:SUSPECTS]

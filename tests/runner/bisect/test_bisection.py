@@ -87,15 +87,32 @@ def test_ends_that_do_not_separate_are_said_to(rate: float) -> None:
     found = carry_out(searched, Truth.of(searched, None, rate, rate), COSTS)
     assert found.verdict.kind is VerdictKind.NO_CHANGE
     assert "the ends do not separate" in found.verdict.text
-    assert f"failed {found.verdict.before.tally.text}" in found.verdict.text
+    assert f"{found.verdict.before.tally.text} failed" in found.verdict.text
     assert found.state.spent.builds <= 5
+
+
+def test_ends_that_do_not_separate_come_with_both_counts_and_rates() -> None:
+    searched = line(20)
+    said = carry_out(searched, Truth.of(searched, None, 0.5, 0.5), COSTS).verdict
+    good, bad = said.before.tally, said.after.tally
+    assert f"after {good.n} and {bad.n} trials" in said.text
+    for tally in (good, bad):
+        assert f"{tally.text} failed ({100 * tally.k / tally.n:.1f} %)" in said.text
+
+
+def test_a_check_says_what_is_fresh_only_once_it_is() -> None:
+    searched = line(20)
+    found = carry_out(searched, Truth.of(searched, 8, 0.0, 0.2), COSTS)
+    said = [each.text for each in found.decisions if each.text.startswith("check 1")]
+    assert said[0] == "check 1, neighbours open: fresh trials of both sides"
+    assert not any("not measured" in text for text in said)
 
 
 def test_exchanged_ends_are_said_to_be() -> None:
     searched = line(20)
     verdict = carry_out(searched, Truth.of(searched, 8, 0.9, 0.0), COSTS).verdict
     assert verdict.kind is VerdictKind.NO_CHANGE
-    assert "exchange them" in verdict.text
+    assert "exchange the ends" in verdict.text
 
 
 def test_an_end_that_does_not_build_is_named() -> None:
