@@ -57,9 +57,17 @@ def _parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="watch what capture windows swallow (default: as the matrix says)",
     )
+    parser.add_argument(
+        "--controls",
+        action=argparse.BooleanOptionalAction,
+        help="prove each device by control cells (default: as the matrix says)",
+    )
     parser.add_argument("--progress-s", type=float, default=Deadlines().progress)
     parser.add_argument("--bisect", action="store_true", help="bisect what the bundle was made for")
     parser.add_argument("--confidence", type=float, default=0.99, help="of the bisection")
+    parser.add_argument(
+        "--observe", choices=["failure", "swallow"], default="failure", help="of its trials"
+    )
     parser.add_argument("--budget-s", type=float, help="of the bisection: seconds at most")
     parser.add_argument("--record", type=Path, help="where a bisection keeps its events")
     parser.add_argument("--work", type=Path, default=HERE / "work", help="logs and caches")
@@ -167,6 +175,7 @@ def _bisect(options: argparse.Namespace, manifest: dict[str, Any]) -> int:
     # Imported here: what bisects uses this module's functions too.
     from runner.bisect import packed
     from runner.bisect.bisection import Settings
+    from runner.bisect.settings import Observe
 
     if not manifest.get("bisection"):
         raise InputError(
@@ -175,7 +184,12 @@ def _bisect(options: argparse.Namespace, manifest: dict[str, Any]) -> int:
     if not 0.5 < options.confidence < 1:
         raise InputError(f"--confidence: must be 0.5 to 1, got {options.confidence:g}")
     asked = packed.Packed.from_data(manifest["bisection"])
-    wanted = matrix.Matrix("bisection", "", (asked.cell,)).with_detect(options.detect)
+    observe = Observe(options.observe)
+    wanted = matrix.Matrix("bisection", "", (asked.cell,), detect=options.detect is not False)
+    watched = detector(manifest["detector"], HERE)
+    if observe is Observe.SWALLOW and (watched.reason or not wanted.detect):
+        why = watched.reason or "--no-detect"
+        raise InputError(f"--observe swallow: trials cannot be watched here: {why}")
     builds = {
         row["commit"]["sha"]: {
             run.BuildId(BuildKind(one["kind"]), tuple(one["pulls"])): prepared(one["build"], HERE)
@@ -189,7 +203,7 @@ def _bisect(options: argparse.Namespace, manifest: dict[str, Any]) -> int:
         builds,
         _plan(options, manifest, asked.searched.bad, wanted, {}),
         lambda plan: _sandbox(options, plan),
-        Settings(confidence=options.confidence, budget_s=options.budget_s),
+        Settings(confidence=options.confidence, budget_s=options.budget_s, observe=observe),
         options.record or options.work / "bisection.jsonl",
         options.json,
     )

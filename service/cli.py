@@ -248,6 +248,9 @@ def bisect_command(
     subject: Annotated[str, typer.Option(help="te or demo")] = "te",
     matrix: Annotated[str, typer.Option(help="a matrix by name or a TOML file")] = "issue-3863",
     confidence: Annotated[float, typer.Option(help="how sure it shall be")] = 0.99,
+    observe: Annotated[
+        str, typer.Option(help="what is counted of a trial: failure, or swallow (foreign work)")
+    ] = "failure",
     budget: Annotated[str, typer.Option(help="of time, such as 2h (default: none)")] = "",
     repo: Annotated[str, typer.Option(help="git URL or folder instead of its own")] = "",
     toolchain: Annotated[str, typer.Option(help="a toolchain by name or file")] = "",
@@ -270,6 +273,7 @@ def bisect_command(
     asked = Asked(
         subject, good, bad, cell, matrix, confidence, budget, repo, toolchain,
         tuple(device_ids(devices)), parallel, record, json, bundle, arch if bundle else "",
+        observe,
     )  # fmt: skip
     raise typer.Exit(bisect(asked))
 
