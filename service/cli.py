@@ -42,6 +42,7 @@ Subjects = Annotated[
     list[str] | None, typer.Option("--subject", help="te or demo (repeatable; default: te)")
 ]
 LOOK_S = 1.0
+_LOG = logging.getLogger("racewatch.worker")
 
 
 @app.command("serve")
@@ -70,8 +71,10 @@ def worker_command(
     for one in subject or ["te"]:
         choice = Choice(one, sandbox, image, build_image)
         choice.require(builds=build, trials=trials)
+        if left := choice.reap():
+            _LOG.info("removed %d containers that a runner which is gone had left", left)
         for warning in choice.warnings():
-            logging.getLogger("racewatch.worker").warning("%s", warning)
+            _LOG.warning("%s", warning)
     if not build and not trials:
         raise InputError("--no-build --no-trials leaves a worker nothing to do: drop one")
     settings = _settings()

@@ -51,6 +51,16 @@ class Choice:
         if trials:
             docker.require(self._image())
 
+    def reap(self) -> int:
+        """Remove the containers that runners which are gone have left; how many there were."""
+        if self.name == "process":
+            return 0
+        from runner.sandbox.docker_engine import talk
+        from runner.sandbox.docker_owner import remove_leftovers
+
+        with talk() as client:
+            return remove_leftovers(client)
+
     def warnings(self) -> list[str]:
         """What of this host's container engine lets code out of its containers, as is known."""
         if self.name == "process":

@@ -73,9 +73,9 @@ class Processes:
         self.started.append(process)
         return process
 
-    def worker(self, name: str, **more: str) -> subprocess.Popen[bytes]:
+    def worker(self, name: str, *options: str, **more: str) -> subprocess.Popen[bytes]:
         """Start a worker for the demo subject and wait until it is registered."""
-        process = self.start("worker", "--subject", "demo", "--name", name, **more)
+        process = self.start("worker", "--subject", "demo", "--name", name, *options, **more)
         self.eventually(lambda: self.worker_row(name) is not None, f"worker {name} registers")
         return process
 
