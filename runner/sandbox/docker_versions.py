@@ -55,9 +55,10 @@ MINIMUM = (
     ),
     Minimum(
         TOOLKIT,
-        ("1.17.8",),
-        "hooks that run as root load what a container names (CVE-2025-23266, CVE-2025-23267)",
-        "CVE records of NVIDIA",
+        ("1.19.1",),
+        "a race in what it does as root lets a container run code on the host (CVE-2026-24260); "
+        "before 1.17.8 its hooks also load what a container names (CVE-2025-23266, CVE-2025-23267)",
+        "NVIDIA's security bulletins 5850 and 5659",
     ),
 )
 """What is asked of a host that runs commits nobody trusts."""

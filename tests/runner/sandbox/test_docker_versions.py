@@ -42,9 +42,12 @@ def test_each_series_of_runc_has_a_first_good_release(version: str, good: bool) 
 
 
 def test_a_version_that_is_too_old_is_told_with_its_cve() -> None:
-    (sentence,) = warnings({ENGINE: "29.0.1", RUNC: "1.1.5+ds1", TOOLKIT: "1.18.2"})
+    (sentence,) = warnings({ENGINE: "29.0.1", RUNC: "1.1.5+ds1", TOOLKIT: "1.19.1"})
     assert sentence.startswith("runc 1.1.5+ds1 is older than 1.2.8 or 1.3.3 or 1.4.0: ")
     assert "CVE-2025-31133" in sentence
+    (sentence,) = warnings({ENGINE: "29.0.1", RUNC: "1.4.0", TOOLKIT: "1.18.2"})
+    assert sentence.startswith("NVIDIA Container Toolkit 1.18.2 is older than 1.19.1: ")
+    assert "CVE-2026-24260" in sentence
 
 
 def test_a_version_that_cannot_be_read_is_told() -> None:
