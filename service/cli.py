@@ -18,7 +18,7 @@ from runner.cli import BuildImage, Image, app
 from runner.errors import InputError
 from runner.node import check_output, check_parallel, device_ids, guarded
 from runner.sandbox.choice import Choice
-from service import credential_cli, history, imports, prune, schema, tokens
+from service import credential_cli, credentials, history, imports, prune, schema, tokens
 from service import demo as the_demo
 from service.bisect_command import Asked, bisect
 from service.opening import opened
@@ -301,6 +301,7 @@ def upgrade_command(revision: str = "head") -> None:
     """Bring the database that DATABASE_URL names to this Racewatch's schema."""
     url = _url(_settings())
     schema.upgrade(url, revision)
+    credentials.refresh(url)
     print(f"the schema is at {schema.current(url)}")
 
 

@@ -109,9 +109,13 @@ def works(url: str) -> bool:
 
 
 def refresh(url: str) -> None:
-    """Give both groups their rights on the tables that there are now; after an upgrade, say."""
+    """Give the groups their rights on the tables that there are now: those of an upgrade have none.
+
+    Nothing to do on a server where no login was ever made.
+    """
     with _connected(url) as connection:
-        _grant(connection)
+        if any(_exists(connection, kind.group) for kind in Kind):
+            _grant(connection)
 
 
 def listed(url: str) -> list[Login]:

@@ -80,6 +80,20 @@ def test_no_login_may_change_the_schema_or_touch_the_host(
         connection.execute(statement)  # type: ignore[call-overload]
 
 
+def test_an_upgrade_by_command_gives_logins_their_rights_on_new_tables(
+    db: Database, name: str
+) -> None:
+    worker, service = (credentials.create(db.url, name, kind) for kind in Kind)
+    schema.downgrade(db.url, "base")
+    command = [sys.executable, "-m", "service.cli", "db", "upgrade"]
+    subprocess.run(command, check=True, env={"DATABASE_URL": db.url, "PATH": ""})
+    for url, table in ((worker, "runs"), (service, "tokens")):
+        with psycopg.connect(libpq(url)) as connection:
+            connection.execute(SQL("SELECT * FROM {}").format(Identifier(table)))
+    with psycopg.connect(libpq(worker)) as connection, pytest.raises(InsufficientPrivilege):
+        connection.execute("SELECT * FROM tokens")
+
+
 def test_a_worker_deletes_no_result(db: Database, name: str) -> None:
     url = credentials.create(db.url, name)
     with psycopg.connect(libpq(url)) as connection, pytest.raises(InsufficientPrivilege):
