@@ -15,3 +15,7 @@ if __name__ == "__main__":
 else:
     # Scripts beside this one find it where the standard library asks for its own.
     from _bisect import *  # noqa: F403
+    from _bisect import bisect_right as bisect
+    from _bisect import insort_right as insort
+
+    __all__ = ["bisect", "insort"]
