@@ -33,7 +33,7 @@ from runner.matrix import Cell, Matrix
 from runner.node import compilation_cache
 from runner.run import BuildId, Plan, builds_of, default_parallel
 from runner.sandbox.base import Sandbox
-from runner.sandbox.process import ProcessSandbox
+from runner.sandbox.choice import Choice
 from runner.settings import Settings as Home
 from runner.subject import Options, Subject
 from runner.subjects import open_subject
@@ -62,6 +62,9 @@ class Asked:
     bundle: Path | None = None
     arch: str = ""
     observe: str = Observe.FAILURE
+    sandbox: str = "process"
+    image: str = ""
+    build_image: str = ""
 
 
 def bisect(asked: Asked) -> int:
@@ -76,7 +79,12 @@ def bisect(asked: Asked) -> int:
     )
     cell = one_cell(asked.matrix, asked.cell)
     home = Home.load()
+    choice = Choice(asked.subject, asked.sandbox, asked.image, asked.build_image)
+    choice.require(trials=asked.bundle is None)
+    for warning in choice.warnings():
+        print(f"racewatch: {warning}", file=sys.stderr)
     options = Options(home.folders, asked.repo, asked.toolchain, architecture=asked.arch)
+    options = replace(options, sandbox=choice.builds(home.home, options.jobs))
     subject = open_subject(asked.subject, options)
     lineage = subject.lineage()
     searched = between(
@@ -90,7 +98,7 @@ def bisect(asked: Asked) -> int:
     console.print(searched.text, highlight=False, markup=False)
     if log.events:
         console.print(f"going on after {len(log.events)} events of {log.path}", highlight=False)
-    prober = _prober(subject, cell, asked, home, settings.observe)
+    prober = _prober(subject, cell, asked, home, settings.observe, choice.pinned())
     local = Local(searched, log, prober, higher, settings, lineage)
     with _view(console) as view:
         for step in local:
@@ -186,9 +194,11 @@ def _record(home: Path, what: dict[str, Any]) -> Path:
     return home / "bisections" / f"{digest[:16]}.jsonl"
 
 
-def _prober(subject: Subject, cell: Cell, asked: Asked, home: Home, observe: Observe) -> HostProber:
+def _prober(
+    subject: Subject, cell: Cell, asked: Asked, home: Home, observe: Observe, choice: Choice
+) -> HostProber:
     found = subject.devices(asked.devices)
-    python = subject.trial_python()
+    python = subject.trial_python() if choice.name == "process" else ""
     parallel = asked.parallel
     if parallel is None:
         parallel = default_parallel(found.device, found.memory_gib, host.cores())
@@ -202,14 +212,14 @@ def _prober(subject: Subject, cell: Cell, asked: Asked, home: Home, observe: Obs
         toolchain=subject.toolchain_name,
         folder=home.runs,
         expected_handlers=subject.expected_handlers,
-        environment=subject.trial_environment(found.device),
+        environment=subject.trial_environment(found.device) | choice.recorded(),
         fallback_path=subject.trial_packages(),
         detector=watching(subject, observe),
     )
 
     def sandbox(of: Plan) -> Sandbox:
         environment = dict(of.environment) | compilation_cache(of, cold=False)
-        return ProcessSandbox(of.folder, python, environment)
+        return choice.trials(of, python, environment, home.home)
 
     return HostProber(replace(cell, trials=1), plan, subject.build, sandbox, observe)
 

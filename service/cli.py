@@ -266,6 +266,9 @@ def bisect_command(
         typer.Option(help="only make the builds, and a bundle to bisect on an offline GPU host"),
     ] = None,
     arch: Annotated[str, typer.Option(help="GPU architecture of that host")] = "90",
+    sandbox: Annotated[str, typer.Option(help="process or docker")] = "process",
+    image: Image = "",
+    build_image: BuildImage = "",
 ) -> None:
     """Find which commit changed a cell's failure rate, and how sure that is.
 
@@ -276,7 +279,7 @@ def bisect_command(
     asked = Asked(
         subject, good, bad, cell, matrix, confidence, budget, repo, toolchain,
         tuple(device_ids(devices)), parallel, record, json, bundle, arch if bundle else "",
-        observe,
+        observe, sandbox, image, build_image,
     )  # fmt: skip
     raise typer.Exit(bisect(asked))
 
