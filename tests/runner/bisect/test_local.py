@@ -95,12 +95,58 @@ def test_what_fixed_it_is_found(racewatch: Racewatch, demo: DemoSubject, tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("race", "observe"),
+    [
+        ({"EMULATION_RATE": "0.27", "EMULATION_FAULT": "0.05"}, "failure"),
+        # A capture swallows something in every fourth trial, which fails a fifth of those.
+        (
+            {
+                "EMULATION_BACKGROUND": "refresh",
+                "EMULATION_RATE": "0.25",
+                "EMULATION_ONCE": "0.2",
+            },
+            "swallow",
+        ),
+    ],
+    ids=["5 % to 30 %", "by what is swallowed"],
+)
+def test_a_rare_race_is_found(
+    racewatch: Racewatch, demo: DemoSubject, tmp_path: Path, race: dict[str, str], observe: str
+) -> None:
+    """One of each kind that `benchmarks/bisect_demo.py` makes twenty of."""
+    record, result = tmp_path / "record.jsonl", tmp_path / "result.json"
+    process = racewatch(
+        "bisect", "--subject", "demo", "--cell", "stock, background", "--good", "before",
+        "--bad", "fix~1", "--observe", observe, "--parallel", "6", "--record", str(record),
+        "--json", str(result),
+        **race,
+    )  # fmt: skip
+    out, err = process.communicate(timeout=300)
+
+    assert process.returncode == 0, out + err
+    found = json.loads(result.read_text())
+    assert [c["sha"] for c in found["verdict"]["commits"]] == [demo.resolve(Request("race")).sha]
+    assert found["verdict"]["probability"] >= 0.99
+    (before, after) = (found["verdict"][side]["tally"] for side in ("before", "after"))
+    assert after[0] / after[1] < 0.6
+    if observe == "failure":
+        assert before[0] > 0
+    else:
+        assert before[0] == 0
+        assert "rate of trials with foreign work" in found["verdict"]["text"]
+        assert "had foreign work" in out
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (("--good", "race", "--bad", "race"), "both ends are"),
         (("--good", "before", "--bad", "nowhere"), "'nowhere' names nothing"),
         (("--good", "before", "--bad", "race", "--confidence", "1"), "--confidence: must be"),
         (("--good", "before", "--bad", "race", "--budget", "soon"), "--budget: must be a time"),
+        (("--good", "before", "--bad", "race", "--observe", "luck"), "--observe: must be one of"),
+        (("--good", "before~7", "--bad", "before~6"), "have the same build stock"),
+        (("--good", "before", "--bad", "race", "--cell", "none"), "no cell 'none'; it has stock"),
     ],
 )
 def test_bad_input_gets_one_sentence(
