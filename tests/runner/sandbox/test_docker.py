@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -327,6 +328,71 @@ print(json.dumps(found))
     unreachable = "Network is unreachable"
     found = {"interfaces": ["lo"], "192.0.2.1": unreachable, "172.17.0.1": unreachable}
     assert inside(engine, code) == found
+
+
+def test_a_trial_sees_nothing_of_the_host(
+    parent: DockerParent, engine: docker.DockerClient, home: Path, folder: Path
+) -> None:
+    hidden = [
+        *("/var/run/docker.sock", "/run/docker.sock", "/run/containerd", "/run/secrets"),
+        *("/var/run/postgresql", "/root/.ssh", "/dev/kvm", "/dev/mem", "/dev/sda", "/dev/vda"),
+        *("/dev/fuse", str(home / "secrets"), str(home / "store"), str(Path(__file__).resolve())),
+    ]
+    with socket.create_server(("0.0.0.0", 0)) as database:
+        port = database.getsockname()[1]
+        code = f"""
+found = {{"seen": [path for path in {hidden!r} if os.path.exists(path)]}}
+found["runs"] = os.listdir({str(folder.parent)!r})
+found["environment"] = sorted(os.environ)
+try:
+    socket.create_connection(("127.0.0.1", {port}), timeout=5)
+except OSError as error:
+    found["database"] = os.strerror(error.errno)
+print(json.dumps(found))
+"""
+        found = inside(engine, code)
+    assert found["seen"] == []
+    assert found["runs"] == [folder.name]  # and no neighbour
+    assert found["database"] == "Connection refused"  # this host has a listener there
+    threads = {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"}
+    python = {"PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH"}
+    assert set(found["environment"]) <= {
+        *("HOME", "HOSTNAME", "LC_CTYPE", "PATH"), *threads, *python
+    }  # fmt: skip
+
+
+def test_a_trial_gains_no_privileges(parent: DockerParent, engine: docker.DockerClient) -> None:
+    code = """
+import ctypes, shutil, subprocess
+libc = ctypes.CDLL(None, use_errno=True)
+found = {}
+def attempt(name, what):
+    try:
+        found[name] = what()
+    except OSError as error:
+        found[name] = os.strerror(error.errno)
+def call(function, *arguments):
+    if function(*arguments) == -1:
+        raise OSError(ctypes.get_errno(), "")
+    return "done"
+attempt("root", lambda: os.setuid(0))
+attempt("user namespace", lambda: call(libc.unshare, 0x10000000))
+attempt("mount", lambda: call(libc.mount, b"none", b"/tmp", b"tmpfs", 0, None))
+attempt("device", lambda: os.mknod("/dev/shm/sda", 0o60666, os.makedev(8, 0)))
+attempt("kernel", lambda: open("/proc/sys/kernel/core_pattern", "w"))
+own = shutil.copy("/usr/bin/id", "/dev/shm/id")
+os.chmod(own, 0o6755)
+attempt("own setuid", lambda: subprocess.run([own, "-u"], capture_output=True).returncode)
+print(json.dumps(found))
+"""
+    assert inside(engine, code) == {
+        "root": "Operation not permitted",
+        "user namespace": "Operation not permitted",
+        "mount": "Operation not permitted",
+        "device": "Operation not permitted",
+        "kernel": "Read-only file system",
+        "own setuid": "Permission denied",  # no folder that it may write to lets it run a file
+    }
 
 
 def test_a_trial_can_make_files_in_its_own_memory_only(
