@@ -103,9 +103,10 @@ class BuildCommands:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()
+        except BaseException:  # one failed, or a signal came, at whatever point
+            self._stop()
+            raise
         finally:
-            if any(not future.done() for future in futures):
-                self._stop()
             pool.shutdown(wait=True, cancel_futures=True)
 
     def fetch(self, path: Path) -> Path:

@@ -30,6 +30,7 @@ HARNESS_FILES = (
     "rates.py",
     "result.py",
     "report.py",
+    "controls.py",
     "run.py",
     "device.py",
     "detector/__init__.py",
@@ -95,12 +96,14 @@ def pack(
     out: Path,
     part_mib: int | None = None,
     bisection: Mapping[str, Any] | None = None,
+    control: Base | None = None,
 ) -> Bundle:
     """Write the bundle `out` (a .tar.xz), or `out.part00`, ... of at most `part_mib` MiB each.
 
     dependencies: a folder of Python packages that TE imports, used where the node has none.
     detector: what watches trials there, or why there is none. bisection: what `run.py --bisect`
     bisects, as `runner.bisect.packed` writes it; the commits are then those of its range.
+    control: what the control cells run there, if any.
     Raises InfrastructureError where it cannot be written; nothing half-written is left.
     """
     check_target(out, part_mib)
@@ -108,7 +111,17 @@ def pack(
     try:
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=out.parent) as scratch:
             tree = Path(scratch) / name
-            _lay_out(tree, commits, architecture, toolchain, dependencies, detector, bisection)
+            manifest = {
+                "schema": SCHEMA,
+                "harness": HARNESS,
+                "architecture": architecture,
+                "toolchain": toolchain,
+                "detector": asdict(_carried(tree, detector)),
+                "commits": [_commit_row(tree, commit) for commit in commits],
+                "control": _base_row(tree, control),
+                "bisection": bisection,
+            }
+            _lay_out(tree, manifest, dependencies)
             packed = Path(scratch) / out.name
             with tarfile.open(packed, "w:xz", preset=6) as archive:
                 for path in _sorted(tree):
@@ -130,15 +143,7 @@ def check_target(out: Path, part_mib: int | None) -> None:
         raise InputError(f"-o: {out} is a folder, name a file in it")
 
 
-def _lay_out(
-    tree: Path,
-    commits: Sequence[BundledCommit],
-    architecture: str,
-    toolchain: str,
-    dependencies: Path,
-    detector: Detector,
-    bisection: Mapping[str, Any] | None,
-) -> None:
+def _lay_out(tree: Path, manifest: Mapping[str, Any], dependencies: Path) -> None:
     for pattern in HARNESS_FILES:
         found = sorted(ROOT.glob(pattern))
         if not found:
@@ -149,27 +154,23 @@ def _lay_out(
     (tree / "runner" / "variants" / "__init__.py").touch()
     _copy(ROOT / "node.py", tree / "run.py")
     shutil.copytree(dependencies, tree / "deps", ignore=shutil.ignore_patterns("__pycache__"))
-    rows = []
-    for bundled in commits:
-        builds = []
-        for build_id, build in bundled.builds.items():
-            row = _row(tree, build)
-            builds.append({"kind": build_id.kind, "pulls": build_id.pulls, "build": row})
-        base = bundled.base and {
-            "commit": asdict(bundled.base.commit),
-            "build": _row(tree, bundled.base.build),
-        }
-        rows.append({"commit": asdict(bundled.commit), "builds": builds, "base": base})
-    manifest = {
-        "schema": SCHEMA,
-        "harness": HARNESS,
-        "architecture": architecture,
-        "toolchain": toolchain,
-        "detector": asdict(_carried(tree, detector)),
-        "commits": rows,
-        "bisection": bisection,
-    }
     (tree / "bundle.json").write_text(json.dumps(manifest, indent=1, default=dict) + "\n")
+
+
+def _commit_row(tree: Path, bundled: BundledCommit) -> dict[str, Any]:
+    """A commit as the manifest has it, its builds copied."""
+    builds = [
+        {"kind": build_id.kind, "pulls": build_id.pulls, "build": _row(tree, build)}
+        for build_id, build in bundled.builds.items()
+    ]
+    base = _base_row(tree, bundled.base)
+    return {"commit": asdict(bundled.commit), "builds": builds, "base": base}
+
+
+def _base_row(tree: Path, base: Base | None) -> dict[str, Any] | None:
+    if base is None:
+        return None
+    return {"commit": asdict(base.commit), "build": _row(tree, base.build)}
 
 
 def _carried(tree: Path, detector: Detector) -> Detector:

@@ -46,7 +46,7 @@ from runner.run import (
 from runner.sandbox.choice import BUILD_IMAGE, TRIAL_IMAGE, Choice
 from runner.settings import Settings
 from runner.subject import Options, Request, Subject
-from runner.subjects import open_subject
+from runner.subjects import control_of, open_subject
 from runner.te_subject import TeSubject
 from runner.trial.supervise import Deadlines
 from runner.variants.names import BuildKind
@@ -69,6 +69,14 @@ Image = Annotated[
 BuildImage = Annotated[
     str,
     typer.Option(envvar=BUILD_IMAGE, help="what docker's containers of builds are made of"),
+]
+Controls = Annotated[
+    bool | None,
+    typer.Option(
+        "--controls/--no-controls",
+        help="prove each device by control cells (default: as the matrix says)",
+        show_default=False,
+    ),
 ]
 """Options that several commands share."""
 
@@ -108,6 +116,7 @@ def run(
             show_default=False,
         ),
     ] = None,
+    controls: Controls = None,
     progress_s: Annotated[
         float, typer.Option(help="seconds without a sign of life that make a hang")
     ] = Deadlines().progress,
@@ -118,6 +127,7 @@ def run(
     """
     settings = Settings.load()
     wanted = matrices.load(matrix).with_trials(trials).with_detect(detect).only(tuple(cell or ()))
+    wanted = wanted.with_controls(controls)
     check_progress(progress_s)
     check_parallel(parallel)
     check_output(json, "--json")
@@ -137,6 +147,7 @@ def run(
         parallel = default_parallel(found.device, found.memory_gib, host.cores())
     console = Console()
     builds = _build_all(opened, commit, builds_of(wanted), console)
+    control, lacking = _build_control(opened, wanted, console)
     plan = Plan(
         subject=opened.name,
         commit=commit,
@@ -154,6 +165,8 @@ def run(
         fresh=fresh,
         base=_build_base(opened, commit, builds, console),
         detector=opened.detector() if wanted.detect else None,
+        control=control,
+        notes=(lacking,) if lacking else (),
     )
     plan = in_own_folder(plan)
     environment = dict(plan.environment) | compilation_cache(plan, cold)
@@ -183,6 +196,7 @@ def bundle(
     matrix: Annotated[list[str] | None, typer.Option(help="matrices whose builds it holds")] = None,
     repo: Repository = "",
     toolchain: ToolchainName = "",
+    controls: Controls = None,
     part_mib: Annotated[int | None, typer.Option(help="split into parts of this size")] = None,
 ) -> None:
     """Pack trial harness, built variants and TE into a file for a GPU host with no network."""
@@ -205,6 +219,10 @@ def bundle(
         builds = _build_all(opened, commit, needed, console)
         base = _build_base(opened, commit, builds, console)
         commits.append(bundling.BundledCommit(commit, builds, base))
+    asking = max((m.with_controls(controls) for m in wanted), key=lambda m: m.controls)
+    control, lacking = _build_control(opened, asking, console)
+    if lacking:
+        console.print(lacking, highlight=False, markup=False)
     detector = opened.detector()
     if detector.reason:
         console.print(f"no detector: {detector.reason}", highlight=False, markup=False)
@@ -214,6 +232,7 @@ def bundle(
         toolchain=opened.toolchain_name,
         dependencies=opened.node_packages(),
         detector=detector,
+        control=control,
         out=out,
         part_mib=part_mib,
     )
@@ -289,6 +308,20 @@ def _build_base(
         return None
     stock = BuildId(BuildKind.STOCK)
     return Base(commit_of_base, _build_all(subject, commit_of_base, [stock], console)[stock])
+
+
+def _build_control(
+    subject: Subject, matrix: matrices.Matrix, console: Console
+) -> tuple[Base | None, str]:
+    """The build of the control cells; without one, a sentence where the matrix asks for some."""
+    commit, lacking = control_of(subject, matrix)
+    if commit is None:
+        return None, lacking
+    stock = BuildId(BuildKind.STOCK)
+    made = Base(commit, _build_all(subject, commit, [stock], console)[stock])
+    if not made.build.folder:
+        return None, f"no control cells, so no device is proven: {made.build.reason}"
+    return made, ""
 
 
 def main() -> None:

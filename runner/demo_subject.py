@@ -29,6 +29,7 @@ from runner.trial import demo
 CSRC = "transformer_engine/jax/csrc"
 INPUTS = ("transformer_engine/common", CSRC, "build_tools")
 """What of a commit enters its build; the rest (docs, tests) shares one."""
+CONTROL_REF = "race"
 
 
 class DemoSubject:
@@ -65,6 +66,10 @@ class DemoSubject:
     def base_of(self, commit: Commit) -> Commit | None:
         """See Subject."""
         return git_base(self._repository, commit)
+
+    def control(self) -> Commit:
+        """See Subject."""
+        return self.resolve(Request(ref=CONTROL_REF))
 
     def history(self, head: Commit, since: Commit | None = None) -> list[Commit]:
         """See Subject."""

@@ -266,6 +266,7 @@ def _trials(request: dict[str, Any], answer: Answer) -> None:
             deadlines=replace(Deadlines(), **request.get("deadlines", {})),
             base=_base(subject, request.get("base")),
             detector=subject.detector() if wanted.detect else None,
+            control=_base(subject, request.get("control")),
             run=request["run"],
         )
     )

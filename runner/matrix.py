@@ -19,6 +19,9 @@ _E = TypeVar("_E", bound=StrEnum)
 MATRICES = Path(__file__).parent / "matrices"
 MAX_TRIALS = 100_000
 MAX_HOLD_MS = 60_000.0
+CONTROL_TRIALS = 6
+"""Of each control cell on a device: failures of all of the known-bad, and none of the known-good,
+then prove it (see `runner.statistics.control`)."""
 
 
 class Program(StrEnum):
@@ -66,7 +69,8 @@ class Matrix:
     """A named list of cells.
 
     clean_below: a cell without failures is `clean` once its interval ends below this rate.
-    detect: whether the detector watches its trials, where it can.
+    detect: whether the detector watches its trials, where it can. controls: trials of each control
+    cell on each device (see `runner.controls`).
     """
 
     name: str
@@ -74,6 +78,7 @@ class Matrix:
     cells: tuple[Cell, ...]
     clean_below: float = 0.05
     detect: bool = False
+    controls: int = 0
 
     def with_trials(self, trials: int | None) -> Matrix:
         """The same cells, each with `trials` trials; None leaves them as they are."""
@@ -86,6 +91,12 @@ class Matrix:
     def with_detect(self, detect: bool | None) -> Matrix:
         """The same cells, watched by the detector or not; None leaves that as it is."""
         return self if detect is None else replace(self, detect=detect)
+
+    def with_controls(self, controls: bool | None) -> Matrix:
+        """The same cells, with or without control cells beside them; None leaves that as it is."""
+        if controls is None:
+            return self
+        return replace(self, controls=(self.controls or CONTROL_TRIALS) if controls else 0)
 
     def decisive(self) -> Matrix:
         """The same cells, those that ship with as many trials as it takes to call them clean.
@@ -151,13 +162,15 @@ def as_data(matrix: Matrix) -> dict[str, Any]:
     data["cells"] = [{**asdict(c), "variant": c.variant.text} for c in matrix.cells]
     if not matrix.detect:
         del data["detect"]  # as it was before there was a detector, for whoever compares or reads
+    if not matrix.controls:
+        del data["controls"]
     return data
 
 
 def from_data(data: Mapping[str, Any], name: str = "") -> Matrix:
     """A matrix from plain data in the form of its file. Raises MatrixError."""
     where = f"matrix {data.get('name', name)}"
-    _only_keys(data, {"name", "title", "clean_below", "detect", "cells"}, where)
+    _only_keys(data, {"name", "title", "clean_below", "detect", "controls", "cells"}, where)
     rows = data.get("cells")
     if not isinstance(rows, list) or not rows:
         raise MatrixError(f"{where}: needs at least one [[cells]] table")
@@ -178,6 +191,7 @@ def from_data(data: Mapping[str, Any], name: str = "") -> Matrix:
         cells=cells,
         clean_below=clean_below,
         detect=_flag(data, "detect", False, where),
+        controls=_trials(data, "controls", 0, 0, where),
     )
 
 
@@ -206,11 +220,7 @@ def _cell(row: Any, where: str) -> Cell:
     period_ms = _number(row, "background_period_ms", 0.0, where)
     if period_ms < 0:
         raise MatrixError(f"{where}: background_period_ms must be >= 0, got {period_ms:g}")
-    trials = row.get("trials", 10)
-    if isinstance(trials, bool) or not isinstance(trials, int) or not 1 <= trials <= MAX_TRIALS:
-        raise MatrixError(
-            f"{where}: trials must be a whole number from 1 to {MAX_TRIALS}, got {trials!r}"
-        )
+    trials = _trials(row, "trials", 10, 1, where)
     cell = Cell(
         name="",
         variant=variant,
@@ -255,6 +265,15 @@ def _flag(data: Mapping[str, Any], key: str, default: bool, where: str) -> bool:
     value = data.get(key, default)
     if not isinstance(value, bool):
         raise MatrixError(f"{where}: {key} must be true or false, got {value!r}")
+    return value
+
+
+def _trials(data: Mapping[str, Any], key: str, default: int, least: int, where: str) -> int:
+    value = data.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_TRIALS:
+        raise MatrixError(
+            f"{where}: {key} must be a whole number from {least} to {MAX_TRIALS}, got {value!r}"
+        )
     return value
 
 

@@ -106,7 +106,7 @@ def _run(options: argparse.Namespace) -> int:
         raise InputError(f"--ref: no {options.ref!r} in this bundle; it has {', '.join(by_ref)}")
     chosen = by_ref[options.ref] if options.ref else commits[0]
     wanted = matrix.load(options.matrix).with_trials(options.trials).only(tuple(options.cell))
-    wanted = wanted.with_detect(options.detect)
+    wanted = wanted.with_detect(options.detect).with_controls(options.controls)
     builds = {
         run.BuildId(BuildKind(row["kind"]), tuple(row["pulls"])): prepared(row["build"], HERE)
         for row in chosen["builds"]
@@ -117,14 +117,24 @@ def _run(options: argparse.Namespace) -> int:
                 f"matrix {wanted.name} needs the build {build_id}, which this bundle does not "
                 f"hold; it has {', '.join(map(str, builds))}"
             )
-    base = chosen["base"] and run.Base(
-        result.Commit(**chosen["base"]["commit"]), prepared(chosen["base"]["build"], HERE)
-    )
+    base = _base(chosen["base"])
+    control = _base(manifest.get("control")) if wanted.controls else None
+    lacking = wanted.controls and (control is None or not control.build.folder)
+    notes = ("no control cells, so no device is proven: this bundle holds none",)
     commit = result.Commit(**chosen["commit"])
-    plan = in_own_folder(replace(_plan(options, manifest, commit, wanted, builds), base=base))
+    plan = _plan(options, manifest, commit, wanted, builds)
+    plan = replace(plan, base=base, control=control, notes=notes if lacking else ())
+    plan = in_own_folder(plan)
     progress = report.PlainProgress(sys.stdout)
     ending = carry_out(run.Run(plan, _sandbox(options, plan)), progress, options.events)
     return conclude(ending, options.json)
+
+
+def _base(row: dict[str, Any] | None) -> run.Base | None:
+    """Another commit's stock build, of the bundle's manifest."""
+    if row is None:
+        return None
+    return run.Base(result.Commit(**row["commit"]), prepared(row["build"], HERE))
 
 
 def _plan(

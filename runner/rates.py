@@ -18,6 +18,7 @@ class Verdict(StrEnum):
     CLEAN = "clean"
     UNDERSAMPLED = "undersampled"
     NOT_MEASURED = "not measured"
+    UNPROVEN = "unproven"
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,10 @@ def closing(fold: Fold) -> list[str]:
     parity = fold.parity
     lines = [f"outputs of {parity.between}: {parity.status} ({parity.reason})"]
     lines += _swallowed(fold)
+    lines += [
+        f"device {device}, control cells: {one.verdict.text}"
+        for device, one in fold.controls.items()
+    ]
     lost = [t for t in fold.trials.values() if t.outcome is Outcome.INFRA_ERROR]
     if lost:
         signatures = sorted({trial.signature for trial in lost})

@@ -14,13 +14,15 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from runner import rates
+from runner import controls, rates
+from runner.controls import DeviceControl
 from runner.detector import record
 from runner.detector.record import Swallow
 from runner.errors import MatrixError, ResultError
 from runner.matrix import Cell, Matrix, as_data
 from runner.matrix import from_data as matrix_from
 from runner.outcome import FAILURES, Outcome
+from runner.statistics.control import ControlVerdict
 
 REFERENCE, BASE = "reference: ", "base: "
 """How the names of trials begin that a run adds to those of its cells, one for each program: stock
@@ -72,6 +74,7 @@ class RunStarted:
     """The `run` event: what is run, where, and with what.
 
     base: the commit whose stock outputs parity compares with, where this one is fixed already.
+    control: the commit whose stock build the control cells run, None where there are none.
     builds: for each build key of the run, what it is (kind, registered handlers, log, ...).
     harness: version of the trial harness. environment: variables that its trials were given.
     trials_planned: how many `trial` events a whole run has.
@@ -92,6 +95,7 @@ class RunStarted:
     trial_mode: str = ""
     trials_planned: int = 0
     base: Commit | None = None
+    control: Commit | None = None
     builds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -104,6 +108,7 @@ class TrialFinished:
     evidence: raw facts as `runner.outcome.Evidence` names them, `output` cut to its last lines.
     times: seconds by stage. handlers: initialize handlers entered, None if the build cannot tell.
     swallow: what the detector saw, None where it was not asked to watch.
+    control: what a control trial is known to do, empty for all others.
     """
 
     run: str
@@ -123,6 +128,7 @@ class TrialFinished:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     log: str = ""
     swallow: Swallow | None = None
+    control: str = ""
 
     @property
     def counted(self) -> bool:
@@ -162,6 +168,10 @@ def dump(event: Event) -> str:
         data["device"]["compute_capability"] = _capability(event.device)
     if isinstance(event, TrialFinished) and event.swallow is None:
         del data["swallow"]  # what is not there need not be understood by an older reader
+    if isinstance(event, TrialFinished) and not event.control:
+        del data["control"]
+    if isinstance(event, RunStarted) and event.control is None:
+        del data["control"]
     return json.dumps({"event": _NAMES[type(event)], "schema": SCHEMA, **data}, default=str)
 
 
@@ -200,6 +210,7 @@ def _load_run(data: dict[str, Any]) -> RunStarted:
             **data,
             "commit": Commit(**data["commit"]),
             "base": Commit(**data["base"]) if data.get("base") else None,
+            "control": Commit(**data["control"]) if data.get("control") else None,
             "device": Device(**device),
             "matrix": matrix_from(data["matrix"]),
         }
@@ -215,6 +226,7 @@ def _load_trial(data: dict[str, Any]) -> TrialFinished:
             "digests": tuple(data["digests"]),
             "handlers": None if handlers is None else tuple(handlers),
             "swallow": None if swallow is None else record.from_data(swallow),
+            "control": str(controls.Control(data["control"])) if data.get("control") else "",
         }
     )
 
@@ -251,8 +263,21 @@ class Fold:
         """Each cell of the matrix with its counts, in the matrix's order."""
         if self.started is None:
             return
+        proofs = {device: one.verdict for device, one in self.controls.items()}
         for cell in self.started.matrix.cells:
-            yield CellResult(cell, self.of_cell(cell), self.started.matrix.clean_below)
+            trials = self.of_cell(cell)
+            met = {trial.device for trial in trials if trial.counted}
+            control = controls.worst(proofs[device] for device in sorted(met & set(proofs)))
+            yield CellResult(cell, trials, self.started.matrix.clean_below, control)
+
+    @property
+    def controls(self) -> dict[str, DeviceControl]:
+        """What the control cells showed, by device."""
+        return controls.tally(
+            (trial.device, trial.control, trial.outcome, 1)
+            for trial in self.trials.values()
+            if trial.control
+        )
 
     @property
     def parity(self) -> Parity:
@@ -294,11 +319,12 @@ class Fold:
     def exit_code(self) -> int:
         """0: as a fixed TE should be; 1: the race is there; 3: what ships could not all run."""
         shipped = [cell for cell in self.cells() if cell.cell.variant.ships]
-        if any(cell.k for cell in shipped):
+        told = [cell for cell in shipped if cell.n and not cell.doubted]
+        if any(cell.k for cell in told):
             return 1
         unsupported = {Outcome.UNSUPPORTED}
-        measured = all(cell.n or set(cell.counts) == unsupported for cell in shipped)
-        return 0 if measured and any(cell.n for cell in shipped) else 3
+        measured = all(cell in told or set(cell.counts) == unsupported for cell in shipped)
+        return 0 if measured and told else 3
 
     def as_json(self) -> dict[str, Any]:
         """The result: subject, commit, device, matrix, cells, parity, trials."""
@@ -314,6 +340,7 @@ class Fold:
             "emulated": started.device.emulated,
             "commit": asdict(started.commit),
             "base": asdict(started.base) if started.base else None,
+            "control": asdict(started.control) if started.control else None,
             "device": device,
             "matrix": started.matrix.name,
             "title": started.matrix.title,
@@ -337,6 +364,7 @@ class Fold:
             "cells": [cell.as_json() for cell in self.cells()],
             "parity": asdict(self.parity),
             "swallowed": [asdict(work) for work in self.swallowed],
+            "controls": [one.as_json() for one in self.controls.values()],
             "exit_code": self.exit_code,
             "trials": [asdict(trial) for _, trial in sorted(self.trials.items())],
         }
@@ -384,11 +412,15 @@ class SwallowRate:
 
 @dataclass(frozen=True)
 class CellResult:
-    """One cell's finished trials and everything that follows from them."""
+    """One cell's finished trials and everything that follows from them.
+
+    control: what the devices that it met can prove, None where they had no control cells.
+    """
 
     cell: Cell
     trials: list[TrialFinished]
     clean_below: float
+    control: ControlVerdict | None = None
 
     @cached_property
     def counts(self) -> Counter[Outcome]:
@@ -419,9 +451,20 @@ class CellResult:
     def judgement(self) -> rates.Judgement:
         """The cell's verdict; where nothing counted, the reason that its trials gave."""
         if self.n or not self.trials:
-            return rates.judge(self.k, self.n, self.clean_below)
+            judged = rates.judge(self.k, self.n, self.clean_below)
+            clean = judged.verdict is rates.Verdict.CLEAN
+            if self.control is not None and self.doubted and (self.k or clean):
+                return rates.Judgement(rates.Verdict.UNPROVEN, self.control.text)
+            return judged
         last = self.trials[-1]
         return rates.Judgement(rates.Verdict.NOT_MEASURED, f"{last.outcome}: {last.reason}")
+
+    @property
+    def doubted(self) -> bool:
+        """True where control cells show that a device which it met hides such failures as it has
+        none of, or makes such as it has."""
+        control = self.control
+        return control is not None and (control.fails_alone if self.k else control.hides)
 
     @property
     def watched(self) -> list[TrialFinished]:

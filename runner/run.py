@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from runner import controls
+from runner.controls import Control, DeviceControl
 from runner.detector.record import Detector, Swallow
 from runner.matrix import Cell, Matrix, Program, Recipe, resolve_recipe
 from runner.outcome import Classification, Outcome
@@ -28,6 +30,7 @@ from runner.result import (
     TrialFinished,
 )
 from runner.sandbox.base import Sandbox
+from runner.statistics.control import Proof
 from runner.trial.program import ParentConfig, TrialSpec
 from runner.trial.supervise import Assignment, Deadlines, Finished, Lane, Supervisor
 from runner.variants.names import BuildKind
@@ -88,7 +91,8 @@ class PreparedBuild:
 
 @dataclass(frozen=True)
 class Base:
-    """The commit that a fixed one came from, with its stock build: what parity compares with."""
+    """Another commit with its stock build: the one that a fixed commit came from, which parity
+    compares with, or the pinned one of the control cells."""
 
     commit: Commit
     build: PreparedBuild
@@ -100,6 +104,8 @@ class Plan:
 
     base: where the commit needs no owned-stream, what its outputs are compared with instead.
     detector: what watches the trials' capture windows, None where nothing shall.
+    control: what the control cells run, of which the matrix says how many trials; None for none.
+    notes: what is known of the run beforehand, a sentence each.
     """
 
     subject: str
@@ -118,6 +124,8 @@ class Plan:
     fresh: bool = False
     base: Base | None = None
     detector: Detector | None = None
+    control: Base | None = None
+    notes: tuple[str, ...] = ()
     harness: str = HARNESS
     run: str = field(default_factory=lambda: str(uuid.uuid4()))
 
@@ -161,7 +169,9 @@ class Run:
         self._fresh_reasons: set[str] = set()
         self._supervisor: Supervisor | None = None
         self._streaks: Counter[str] = Counter()
-        self._said: list[str] = []
+        self._pins: dict[int, str] = {}
+        self._controls: dict[str, DeviceControl] = {}
+        self._said: list[str] = list(plan.notes)
         self._began = time.monotonic()
 
     def __iter__(self) -> Iterator[Event]:
@@ -212,7 +222,10 @@ class Run:
         supervisor = self._supervisor = Supervisor(self._lanes())
         try:
             self._queue.extend(self._first_assignments())
-            rest = [self._assign(cell) for cell in self._rest()]
+            rest = controls.spread(
+                [self._assign(cell, device=device) for device, cell in self._control_cells()],
+                [self._assign(cell) for cell in self._rest()],
+            )
             supervisor.warm([*self._queue, *rest])
             for finished in supervisor.run(self._queue):
                 trial = self._take(finished)
@@ -262,13 +275,29 @@ class Run:
                 if spent[cell.name] <= n < cell.trials and self._why_not(cell) is None:
                     yield cell
 
-    def _assign(self, cell: Cell, attempt: int = 1) -> Assignment:
+    def _control_cells(self) -> Iterator[tuple[str, Cell]]:
+        """The trials that prove each device, in turn."""
+        control = self.plan.control
+        if control is None or not control.build.folder:
+            return
+        for _ in range(self.plan.matrix.controls):
+            for device in self._devices:
+                for known in Control:
+                    yield device, controls.cell(known)
+
+    @property
+    def _devices(self) -> tuple[str, ...]:
+        return self.plan.device.ids or ("0",)
+
+    def _assign(self, cell: Cell, attempt: int = 1, device: str = "") -> Assignment:
         index = self._next_index
         self._next_index += 1
         self._cells[index], self._attempts[index] = cell, attempt
+        self._pins[index] = device
         build = self._build(cell)
         stem = self.plan.folder / f"trial-{index:05d}"
         instrumented = BuildId.of(cell).kind is not BuildKind.STOCK
+        control = controls.control_of(cell.name)
         spec = TrialSpec(
             index=index,
             program=str(cell.program),
@@ -278,11 +307,11 @@ class Run:
             environment=cell.variant.environment(cell.hold_ms),
             log=f"{stem}.log",
             trace=f"{stem}.handlers" if instrumented else "",
-            executions=REFERENCE_EXECUTIONS if cell.is_reference else 2,
+            executions=REFERENCE_EXECUTIONS if cell.is_reference and not control else 2,
             swallow=f"{stem}.swallow" if self._watches else "",
         )
         silent = CAPTURES * cell.hold_ms / 1000
-        return Assignment(spec, build.folder, cell.variant.registration, silent)
+        return Assignment(spec, build.folder, cell.variant.registration, silent, device)
 
     @property
     def _watches(self) -> bool:
@@ -291,11 +320,12 @@ class Run:
     def _build(self, cell: Cell) -> PreparedBuild:
         if self.plan.base is not None and cell.name.startswith(BASE):
             return self.plan.base.build
+        if self.plan.control is not None and controls.control_of(cell.name):
+            return self.plan.control.build
         return self.plan.builds[BuildId.of(cell)]
 
     def _lanes(self) -> list[Lane]:
         plan = self.plan
-        devices = plan.device.ids or ("0",)
 
         def config_for(assignment: Assignment, device: str) -> ParentConfig:
             return ParentConfig(
@@ -313,7 +343,7 @@ class Run:
                 device, plan.parallel, self._sandbox, config_for, plan.deadlines,
                 self._versions.update,
             )
-            for device in devices
+            for device in self._devices
         ]  # fmt: skip
 
     # What is said of it
@@ -323,7 +353,7 @@ class Run:
         planned = sum(
             cell.trials if self._why_not(cell) is None else 1 for cell in plan.matrix.cells
         )
-        added = (REFERENCE, BASE)
+        added = (REFERENCE, BASE, controls.PREFIX)
         extra = sum(
             cell.name.startswith(added) and self._attempts[index] == 1
             for index, cell in self._cells.items()
@@ -351,6 +381,7 @@ class Run:
             trial_mode=mode,
             trials_planned=planned + extra,
             base=plan.base.commit if plan.base else None,
+            control=plan.control.commit if plan.control else None,
             builds={
                 str(build_id): {k: v for k, v in asdict(build).items() if k != "folder"}
                 for build_id, build in plan.builds.items()
@@ -393,9 +424,10 @@ class Run:
         recipe = result.get("recipe") or ""
         digests = tuple(result.get("digests", ()))
         instrumented = BuildId.of(cell).kind is not BuildKind.STOCK
-        is_base = cell.name.startswith(BASE)
+        control = controls.control_of(cell.name)
+        of_another = cell.name.startswith(BASE) or control is not None
         # Another commit's bits may differ: parity says so, and it is no failure of either.
-        reference = None if is_base else self._references.get((cell.program, recipe))
+        reference = None if of_another else self._references.get((cell.program, recipe))
         evidence = replace(
             finished.evidence,
             expected_platform=plan.device.kind,
@@ -404,7 +436,7 @@ class Run:
             reference_digest=reference,
         )
         verdict = finished.judge(evidence)
-        if cell.is_reference and not is_base:
+        if cell.is_reference and not of_another:
             self._note_reference(cell, recipe, digests, verdict)
         shown = asdict(evidence)
         shown["output"] = _last_lines(evidence.output)
@@ -428,6 +460,7 @@ class Run:
             evidence=shown,
             log=os.path.basename(spec.log),
             swallow=self._swallow(finished),
+            control=str(control or ""),
         )
 
     def _swallow(self, finished: Finished) -> Swallow | None:
@@ -477,7 +510,15 @@ class Run:
         return event
 
     def _watch(self, event: TrialFinished) -> None:
-        """Take out a device that gives nothing but infrastructure errors, where others remain."""
+        """Take out a device that gives nothing but infrastructure errors, or that fails its control
+        cells, where others remain."""
+        if event.control:
+            known = self._controls.get(event.device, DeviceControl(event.device))
+            known = known.with_trials(event.control, event.outcome)
+            self._controls[event.device] = known
+            verdict = known.verdict
+            if verdict.proof is Proof.UNPROVEN and self._supervisor is not None:
+                self._supervisor.retire(event.device, verdict.text)
         infra = event.outcome is Outcome.INFRA_ERROR
         streak = self._streaks[event.device] = self._streaks[event.device] + 1 if infra else 0
         if streak >= HOPELESS and self._supervisor is not None:
@@ -488,14 +529,14 @@ class Run:
         """Give a trial that infrastructure cost a second chance, as a new trial of its cell."""
         index = finished.assignment.spec.index
         if event.outcome is Outcome.INFRA_ERROR and self._attempts[index] == 1:
-            self._queue.append(self._assign(self._cells[index], attempt=2))
+            self._queue.append(self._assign(self._cells[index], 2, self._pins[index]))
 
     def _hopeless(self) -> bool:
         """True when the first trials all met the infrastructure and none counted."""
         infra = 0
         # Asked after every trial: the first one that counted ends the look through all of them.
         for trial in self.fold.trials.values():
-            if trial.evidence.get("kind") == "build":
+            if trial.evidence.get("kind") == "build" or trial.control:
                 continue
             if trial.outcome is not Outcome.INFRA_ERROR:
                 return False

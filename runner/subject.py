@@ -49,6 +49,13 @@ class Subject(Protocol):
         first parent; None for a release and for a root."""
         ...
 
+    def control(self) -> Commit:
+        """The pinned commit whose stock build the control cells run: it is known to race.
+
+        Raises RefError or InfrastructureError where it cannot be had.
+        """
+        ...
+
     def history(self, head: Commit, since: Commit | None = None) -> list[Commit]:
         """First-parent commits up to `head`, newest first, without those that `since` has.
 

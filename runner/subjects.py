@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from runner.errors import SubjectError
+from runner.errors import InfrastructureError, RefError, SubjectError
+from runner.matrix import Matrix
+from runner.result import Commit
 from runner.subject import Options, Subject
 
 
@@ -23,6 +25,16 @@ def _te(options: Options) -> Subject:
 # Each imports its own when it is opened: a worker starts a process for every job, and what one
 # subject needs (a client of the package index, say) took longer to import than all the rest.
 SUBJECTS: dict[str, Callable[[Options], Subject]] = {"demo": _demo, "te": _te}
+
+
+def control_of(subject: Subject, matrix: Matrix) -> tuple[Commit | None, str]:
+    """What a matrix's control cells run; None, and a sentence where it asks for some in vain."""
+    if not matrix.controls:
+        return None, ""
+    try:
+        return subject.control(), ""
+    except (RefError, SubjectError, InfrastructureError) as error:
+        return None, f"no control cells, so no device is proven: {error}"
 
 
 def open_subject(name: str, options: Options) -> Subject:

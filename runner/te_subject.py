@@ -50,6 +50,9 @@ try:
 except importlib.metadata.PackageNotFoundError:
     pass
 """
+CONTROL_VERSION = "2.20.2"
+"""The release that TE issue 3863 reports: its stock fails with a background thread in every trial
+(53 of 53 on an H200), and alone in none."""
 VERSION_FILE = "build_tools/VERSION.txt"
 
 
@@ -97,6 +100,10 @@ class TeSubject:
     def base_of(self, commit: Commit) -> Commit | None:
         """See Subject."""
         return None if commit.is_release else git_base(self._git(), commit)
+
+    def control(self) -> Commit:
+        """See Subject."""
+        return self.resolve(Request(version=CONTROL_VERSION))
 
     def history(self, head: Commit, since: Commit | None = None) -> list[Commit]:
         """See Subject."""

@@ -134,7 +134,14 @@ def _trial(finished: Finished) -> dict[str, Any]:
         "handlers": None if handlers is None else storable.data(handlers),
         "times": _times(event.times),
         "finished_at": finished.finished_at,
+        "foreign_nodes": event.swallow.foreign if _watched(event) and event.swallow else None,
+        "control": event.control,
     }
+
+
+def _watched(event: TrialFinished) -> bool:
+    """Whether the detector saw its capture windows."""
+    return event.swallow is not None and event.swallow.watched
 
 
 def _times(times: Mapping[str, float]) -> Any:
@@ -148,6 +155,8 @@ def _count(session: Session, new: Sequence[Finished]) -> None:
         measured.setdefault(one.measurement_id, []).append(one)
     for measurement_id, trials in sorted(measured.items()):
         outcomes = Counter(one.event.outcome for one in trials)
+        watched = [t.event for t in trials if t.event.counted and _watched(t.event)]
+        swallowed = [event for event in watched if event.swallowed]
         connection.execute(
             _COUNT,
             {
@@ -155,6 +164,9 @@ def _count(session: Session, new: Sequence[Finished]) -> None:
                 "first": min(one.finished_at for one in trials),
                 "last": max(one.finished_at for one in trials),
                 **{f"new_{column_of(outcome)}": outcomes[outcome] for outcome in Outcome},
+                "new_watched": len(watched),
+                "new_swallowed": len(swallowed),
+                "new_swallowed_passes": sum(e.outcome is Outcome.PASS for e in swallowed),
             },
         )
     ordered = Counter(one.run_cell_id for one in new if one.run_cell_id is not None)
@@ -177,7 +189,10 @@ def _forget(
             session.expire(row, columns)
 
 
-_COUNTS = tuple(column_of(outcome) for outcome in Outcome)
+_COUNTS = (
+    *(column_of(outcome) for outcome in Outcome),
+    *("watched", "swallowed", "swallowed_passes"),
+)
 _INSERT_TRIALS = (
     insert_or_skip(Trial)
     .on_conflict_do_nothing(index_elements=["claim_id", "index"])

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -22,6 +23,9 @@ _LACKS = (
     ("Cannot allocate memory", "the host ran out of memory"),
     ("fork: Resource temporarily unavailable", "no more processes could be started"),
 )
+
+END_S = 5.0
+"""How long processes that were killed may take to be gone."""
 
 
 def lack_in(output: str) -> str | None:
@@ -119,6 +123,9 @@ class ProcessWorkshop:
             running = list(self._running)
         for process in running:
             _end_group(process)
+        deadline = time.monotonic() + END_S
+        for process in running:
+            _await_group(process, deadline)
 
 
 class ProcessCommand:
@@ -150,3 +157,18 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         return
+
+
+def _await_group(process: subprocess.Popen[bytes], deadline: float) -> None:
+    """Until all of a group that was killed are gone: before that they may yet write a file.
+
+    Those that a dead driver leaves are no children of ours, and print to where the driver said, so
+    that nothing but their group tells of them.
+    """
+    while time.monotonic() < deadline:
+        process.poll()
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.002)

@@ -49,12 +49,14 @@ class Assignment:
     """A trial with the parent that it needs (its device filled in by the lane that takes it).
 
     silent: seconds that it may show no sign of life besides, for captures that are held open.
+    device: the only one that it may run on, empty for any.
     """
 
     spec: TrialSpec
     build_dir: str
     registration: str
     silent: float = 0.0
+    device: str = ""
 
 
 @dataclass
@@ -373,6 +375,7 @@ class Supervisor:
     def __init__(self, lanes: list[Lane]) -> None:
         self._lanes = lanes
         self._retiring = threading.Lock()
+        self._taking = threading.Lock()
 
     def run(self, assignments: deque[Assignment]) -> Iterator[Finished]:
         """Yield each finished trial. The caller may append to `assignments` meanwhile.
@@ -382,13 +385,10 @@ class Supervisor:
         finished: queue.Queue[Finished | BaseException | Lane] = queue.Queue()
         stopped = threading.Event()
 
-        def take() -> Assignment | None:
-            try:
-                return assignments.popleft()
-            except IndexError:
-                return None
-
         def work(lane: Lane) -> None:
+            def take() -> Assignment | None:
+                return self._take(lane, assignments)
+
             try:
                 lane.run(take, finished.put, stopped, lambda why: self.retire(lane.device, why))
             except BaseException as error:
@@ -400,7 +400,7 @@ class Supervisor:
         try:
             while True:
                 for lane in self._lanes:
-                    if assignments and lane not in threads and not lane.retired:
+                    if lane not in threads and self._may_take(lane, assignments):
                         threads[lane] = threading.Thread(target=work, args=(lane,))
                         threads[lane].start()
                 if not threads and finished.empty():
@@ -417,10 +417,35 @@ class Supervisor:
             for thread in threads.values():
                 thread.join()
 
+    def _take(self, lane: Lane, assignments: deque[Assignment]) -> Assignment | None:
+        """The first that the lane may run. Others may append meanwhile, at the end."""
+        passed_over: list[Assignment] = []
+        with self._taking:
+            try:
+                while assignments:
+                    one = assignments.popleft()
+                    if one.device in ("", lane.device):
+                        return one
+                    passed_over.append(one)
+                return None
+            finally:
+                assignments.extendleft(reversed(passed_over))
+
+    def _may_take(self, lane: Lane, assignments: deque[Assignment]) -> bool:
+        """Whether anything is left for a lane. What only a retired one might run is dropped."""
+        retired = {one.device for one in self._lanes if one.retired}
+        with self._taking:
+            if retired:
+                kept = [one for one in assignments if one.device not in retired]
+                assignments.clear()
+                assignments.extend(kept)
+            wanted = ("", lane.device)
+            return not lane.retired and any(one.device in wanted for one in assignments)
+
     def warm(self, assignments: Sequence[Assignment]) -> None:
         """Start every parent that these will need on every device."""
         for lane in self._lanes:
-            lane.warm(assignments)
+            lane.warm([one for one in assignments if one.device in ("", lane.device)])
 
     def retire(self, device: str, reason: str) -> None:
         """Give a device no more trials, unless it is the last."""

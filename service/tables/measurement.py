@@ -61,6 +61,9 @@ class Measurement(SQLModel, table=True):
     The counts change in the transaction that stores a trial and in no other way. adaptive: trials
     that were ordered because of how earlier ones ended (a bisection's, or a run's that stopped
     early); a grid's verdict leaves them out.
+
+    watched: those that count for a rate and whose capture windows the detector saw. swallowed: of
+    these, those with another thread's work in a window. swallowed_passes: of these, the passes.
     """
 
     __tablename__ = "measurements"
@@ -82,6 +85,9 @@ class Measurement(SQLModel, table=True):
     build_error: int = 0
     first_trial_at: datetime | None = moment()
     last_trial_at: datetime | None = moment()
+    watched: int = 0
+    swallowed: int = 0
+    swallowed_passes: int = 0
 
     @property
     def counts(self) -> dict[str, int]:

@@ -17,7 +17,10 @@ class Trial(SQLModel, table=True):
     """One trial; see `runner.result.TrialFinished`.
 
     claim_id and index make it unique, so that storing or importing it twice counts once.
-    run_cell_id: None for an added reference trial. signature: empty for a pass.
+    run_cell_id: None for an added reference or control trial. signature: empty for a pass.
+    foreign_nodes: graph nodes that other threads' work became in its capture windows, None where
+    the detector did not watch. control: what a control trial is known to do (`known-bad`,
+    `known-good`), empty for all others.
     """
 
     __tablename__ = "trials"
@@ -25,6 +28,7 @@ class Trial(SQLModel, table=True):
         UniqueConstraint("claim_id", "index"),
         Index("trials_by_run", "run_id", "id"),
         Index("trials_by_measurement", "measurement_id", "id"),
+        Index("trials_of_controls", "run_id", "id", postgresql_where=text("control <> ''")),
         Index("trials_by_signature", "signature", "id", postgresql_where=text("outcome <> 'pass'")),
     )
 
@@ -46,6 +50,8 @@ class Trial(SQLModel, table=True):
     handlers: list[str] | None = Field(default=None, sa_column=Column(JSONB(none_as_null=True)))
     times: dict[str, float] = json_object()
     finished_at: datetime = moment(default_now=True)
+    foreign_nodes: int | None = Field(default=None, sa_type=BigInteger)
+    control: str = ""
 
 
 class TrialEvidence(SQLModel, table=True):
