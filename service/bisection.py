@@ -20,6 +20,7 @@ from runner.bisect.bisection import Decision, Probe, Settings
 from runner.bisect.events import Entered, Event, Observation, Reverted, Seen, from_data, to_data
 from runner.bisect.local import higher
 from runner.bisect.range import Range
+from runner.bisect.settings import Observe
 from runner.bisect.verdict import Verdict
 from runner.errors import InputError
 from runner.matrix import Cell, Matrix
@@ -66,6 +67,8 @@ class BisectionRequest:
     confidence: float = 0.99
     budget_s: float | None = None
     requested_by: str = ""
+    observe: Observe = Observe.FAILURE
+    cause: UUID | None = None
     id: UUID | None = None
 
 
@@ -94,6 +97,8 @@ def order(session: Session, request: BisectionRequest) -> Bisection:
         confidence=request.confidence,
         budget_s=request.budget_s,
         requested_by=request.requested_by,
+        observe=request.observe,
+        cause_id=request.cause,
     )
     session.add(row)
     session.flush()
@@ -181,7 +186,7 @@ def ranged(session: Session, bisection: UUID, answer: Mapping[str, Any]) -> None
 def _known(session: Session, row: Bisection, searched: Range) -> list[Observation]:
     """Trials that other runs made of the range's builds in this cell: observations for nothing.
 
-    Of one environment only: the one that has most of them.
+    Of one environment only: the one that has most of them. Of swallows, those that were watched.
     """
     cell = rows.cell_row(session, cell_of(row))
     places = {one.sha: each.key for each in searched.classes for one in each.commits}
@@ -201,7 +206,10 @@ def _known(session: Session, row: Bisection, searched: Range) -> list[Observatio
     by_environment: dict[int, dict[tuple[str, int | None], tuple[str, int, int]]] = {}
     for sha, _, measurement in found:
         kept = by_environment.setdefault(measurement.environment_id, {})
-        kept[places[sha], measurement.id] = (places[sha], measurement.k, measurement.n)
+        k, n = measurement.k, measurement.n
+        if row.observe == Observe.SWALLOW:
+            k, n = measurement.swallowed, measurement.watched
+        kept[places[sha], measurement.id] = (places[sha], k, n)
     if not by_environment:
         return []
     best = max(by_environment.values(), key=lambda kept: sum(n for _, _, n in kept.values()))
@@ -244,7 +252,7 @@ def _event_row(
 
 def settings_of(row: Bisection) -> Settings:
     """The settings of its policy."""
-    return Settings(confidence=row.confidence, budget_s=row.budget_s)
+    return Settings(confidence=row.confidence, budget_s=row.budget_s, observe=Observe(row.observe))
 
 
 def cell_of(row: Bisection) -> Cell:
@@ -369,12 +377,13 @@ def _observe(session: Session, row: Bisection) -> None:
         run for run in probes(session, row) if run.state not in OPEN_STATES and run.id not in known
     ]
     for run in sorted(ended, key=lambda run: (run.finished_at or run.created_at, str(run.id))):
-        session.add(_event_row(row, number, _observation(session, run), run.id))
+        seen = _observation(session, run, Observe(row.observe))
+        session.add(_event_row(row, number, seen, run.id))
         number += 1
     session.flush()
 
 
-def _observation(session: Session, run: Run) -> Observation:
+def _observation(session: Session, run: Run, observe: Observe) -> Observation:
     probe = probe_of(run)
     cell = session.exec(select(RunCell).where(RunCell.run_id == run.id)).one()
     counts: dict[str, int] = dict(
@@ -385,19 +394,38 @@ def _observation(session: Session, run: Run) -> Observation:
         ).all()
     )
     k = sum(counts.get(outcome, 0) for outcome in FAILURES)
+    counted = n = k + counts.get(Outcome.PASS, 0)
+    if observe is Observe.SWALLOW:
+        k, n = _swallows(session, run, cell)
     seen = Observation(
         probe.key,
         k=k,
-        n=k + counts.get(Outcome.PASS, 0),
+        n=n,
         check=probe.check,
         build_s=_build_seconds(session, run, cell.build),
         trial_s=_trial_seconds(session, run),
     )
     if seen.n:
         return seen
+    if counted:
+        reason = "no trial was watched by the detector"
+        return replace(seen, seen=Seen.INFRASTRUCTURE, reason=reason)
     if cell.outcome is not None or counts.get(Outcome.UNSUPPORTED):
         return replace(seen, seen=Seen.UNBUILDABLE, reason=cell.decided or "unsupported")
     return replace(seen, seen=Seen.INFRASTRUCTURE, reason=run.reason or f"the run is {run.state}")
+
+
+def _swallows(session: Session, run: Run, cell: RunCell) -> tuple[int, int]:
+    """Trials with foreign work in a window, of those that count and were watched."""
+    found = session.exec(
+        select(func.count().filter(col(Trial.foreign_nodes) > 0), func.count()).where(
+            Trial.run_id == run.id,
+            Trial.run_cell_id == cell.id,
+            col(Trial.foreign_nodes).is_not(None),
+            col(Trial.outcome).in_((*FAILURES, Outcome.PASS)),
+        )
+    ).one()
+    return found[0], found[1]
 
 
 def _build_seconds(session: Session, run: Run, name: str) -> float:
@@ -430,7 +458,7 @@ def _submit(session: Session, row: Bisection, probe: Probe) -> None:
         session,
         submit.RunRequest(
             subject=row.subject,
-            matrix=Matrix("bisection", "", (cell,)),
+            matrix=Matrix("bisection", "", (cell,), detect=True),
             queue=row.queue,
             commit=probe.commit,
             toolchain=row.toolchain,

@@ -15,7 +15,7 @@ from uuid import UUID
 from sqlalchemy import update
 from sqlmodel import Session, col, select
 
-from service import notify
+from service import bisect_regressions, notify
 from service.database import Database
 from service.github import comment, outbox, status
 from service.queue import CONTROL, wake
@@ -99,6 +99,7 @@ def _tell(session: Session, settings: ServiceSettings, run: Run) -> None:
             _tell_github(session, settings, compared, cause)
     for event in notify.branch_events(session, settings, run):
         _notify(session, settings, event)
+    bisect_regressions.start(session, settings, run)
 
 
 def _compared_with(session: Session, base: Run) -> list[Run]:

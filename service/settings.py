@@ -24,7 +24,8 @@ class Tracked(BaseModel):
     github: `owner/name` whose webhooks and pull requests are meant, empty for none. repository: a
     git URL or folder, empty for the subject's own. branches, tags: patterns (`release_v*`) of what
     is run when it moves. queues: kinds of device that a new commit is run on, such as `sm90`.
-    poll_minutes: how often refs are looked at, 0 for never.
+    poll_minutes: how often refs are looked at, 0 for never. bisect: whether a bisection starts by
+    itself where a cell of a branch turns to regressed. bisect_hours: that such a one may take.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -40,6 +41,8 @@ class Tracked(BaseModel):
     pull_matrix: str = "issue-3863"
     queues: list[str] = ["sm90"]
     poll_minutes: float = Field(default=5.0, ge=0)
+    bisect: bool = False
+    bisect_hours: float = Field(default=12.0, gt=0)
 
     @property
     def source(self) -> str:

@@ -16,6 +16,7 @@ from runner.bisect.bisection import Stage
 from runner.bisect.decision import Probe
 from runner.bisect.events import Seen
 from runner.bisect.posterior import Tally
+from runner.bisect.settings import Observe
 from runner.bisect.verdict import SideRate, Verdict, VerdictKind
 from runner.bisect.verification import Check, CheckKind, CheckState
 from runner.bisect.verification import Side as CheckSide
@@ -136,6 +137,13 @@ class BisectionIn(Said):
         examples=[7200],
     )
 
+    observe: Observe = Field(
+        default=Observe.FAILURE,
+        description="What is counted of a trial: that it failed, or that foreign work went into a "
+        "capture window (`swallow`), however it ended. A rare race takes fewer trials so; those "
+        "that the detector did not watch count for nothing then.",
+    )
+
 
 class BisectionFilters(Filters):
     """Which bisections."""
@@ -239,6 +247,13 @@ class BisectionOut(BaseModel):
     state: BisectionState
     reason: str
     requested_by: str
+    observe: Observe = Field(
+        description="What it counts of a trial: k of every count are failures, or trials with "
+        "foreign work in a capture window."
+    )
+    cause: UUID | None = Field(
+        description="The run whose regression started it by itself; null where somebody did."
+    )
     classes: int | None = Field(
         description="Builds that tell its commits apart; null until the range is known."
     )
@@ -267,6 +282,8 @@ class BisectionOut(BaseModel):
             state=BisectionState(line.state),
             reason=line.reason,
             requested_by=line.requested_by,
+            observe=line.observe,
+            cause=line.cause,
             classes=line.classes,
             cost=CostOut(
                 builds=spent.builds,
@@ -517,7 +534,8 @@ def _running(one: RunningProbe) -> RunningOut:
 
 CSV_COLUMNS = (
     "id", "subject", "good", "bad", "matrix", "cell", "queue", "emulated", "toolchain",
-    "confidence", "budget_s", "state", "reason", "requested_by", "classes", "builds", "trials",
+    "confidence", "budget_s", "state", "reason", "requested_by", "observe", "cause", "classes",
+    "builds", "trials",
     "build_s", "trial_s", "verdict", "probability", "culprit", "text", "created_at", "started_at",
     "finished_at",
 )  # fmt: skip
@@ -706,7 +724,8 @@ def _csv_row(one: BisectionLine) -> list[Any]:
     return [
         one.id, one.subject, one.good, one.bad, one.matrix, one.cell, one.queue, one.emulated,
         one.toolchain, one.confidence, one.budget_s, one.state, one.reason, one.requested_by,
-        one.classes, spent.builds, spent.trials, spent.build_s, spent.trial_s,
+        str(one.observe), one.cause, one.classes, spent.builds, spent.trials, spent.build_s,
+        spent.trial_s,
         verdict and str(verdict.kind), verdict and verdict.probability,
         verdict.commits[0].sha if verdict and found else None, verdict and verdict.text,
         one.created_at, one.started_at, one.finished_at,
@@ -817,6 +836,7 @@ def _was_started(session: Session, identity: UUID, body: BisectionIn, matrix: Ma
         and bisection.cell_of(row) in matrix.cells
         and body.queue in (None, row.queue)
         and (row.confidence, row.budget_s) == (body.confidence, body.budget_s)
+        and row.observe == body.observe
     )
     if not same:
         raise refused(
@@ -853,6 +873,7 @@ def _request(
         toolchain=tracked.toolchain,
         confidence=body.confidence,
         budget_s=body.budget_s,
+        observe=body.observe,
         requested_by=caller.name,
         id=identity,
     )

@@ -24,6 +24,7 @@ from runner.bisect.events import Entered, Event, Observation, Reverted, Seen, fr
 from runner.bisect.policy import Costs
 from runner.bisect.posterior import Tally
 from runner.bisect.range import BuildClass, Range
+from runner.bisect.settings import Observe
 from runner.bisect.verdict import SideRate, Verdict, VerdictKind, likeliest
 from runner.bisect.verification import Check
 from runner.matrix import Cell as MatrixCell
@@ -54,7 +55,11 @@ class BisectionFilter:
 
 @dataclass(frozen=True)
 class BisectionLine:
-    """A bisection in the list. classes: of its range, None while that is not known."""
+    """A bisection in the list.
+
+    observe: what it counts of a trial. cause: the run whose regression started it, None where
+    somebody asked for it. classes: of its range, None while that is not known.
+    """
 
     id: UUID
     subject: str
@@ -69,6 +74,8 @@ class BisectionLine:
     state: str
     reason: str
     requested_by: str
+    observe: Observe
+    cause: UUID | None
     classes: int | None
     spent: Spent
     verdict: Verdict | None
@@ -338,6 +345,8 @@ def _line(row: Bisection, classes: int | None, spent: Spent) -> BisectionLine:
         state=row.state,
         reason=row.reason,
         requested_by=row.requested_by,
+        observe=Observe(row.observe),
+        cause=row.cause_id,
         classes=classes,
         spent=spent,
         verdict=verdict_of(row.verdict),

@@ -28,7 +28,9 @@ class Bisection(SQLModel, table=True):
     """Which commit between two changed a cell's failure rate; see `runner.bisect`.
 
     good, bad: refs as asked for. cell: as a matrix file has it; cell_name: as it was asked for.
-    queue: kind of device. budget_s: of wall time, None for none. searched: the range as
+    queue: kind of device. budget_s: of wall time, None for none. observe: what is counted of a
+    trial, a `runner.bisect.settings.Observe`. cause_id: of the run whose regression started it by
+    itself, None for one that somebody asked for. searched: the range as
     `runner.bisect.range.Range` writes it, None until it is known. verdict: as
     `runner.bisect.verdict.Verdict`, None until then.
     """
@@ -53,6 +55,8 @@ class Bisection(SQLModel, table=True):
     state: BisectionState = Field(default=BisectionState.QUEUED, sa_type=String)
     reason: str = ""
     requested_by: str = ""
+    observe: str = "failure"
+    cause_id: UUID | None = None
     searched: dict[str, Any] | None = Field(
         default=None, sa_column=Column(JSONB(none_as_null=True))
     )
