@@ -18,7 +18,7 @@ from runner.cli import BuildImage, Image, app
 from runner.errors import InputError
 from runner.node import check_output, check_parallel, device_ids, guarded
 from runner.sandbox.choice import Choice
-from service import credential_cli, credentials, history, imports, prune, schema, tokens
+from service import bisection, credential_cli, credentials, history, imports, prune, schema, tokens
 from service import demo as the_demo
 from service.bisect_command import Asked, bisect
 from service.opening import opened
@@ -201,11 +201,14 @@ def submit_command(
 
 
 @app.command("cancel")
-def cancel_command(run: Annotated[UUID, typer.Argument(help="the run's id")]) -> None:
-    """Cancel a run; what its trials showed so far stays."""
+def cancel_command(
+    identity: Annotated[UUID, typer.Argument(help="the id of a run or a bisection", metavar="ID")],
+) -> None:
+    """Cancel a run, or a bisection with its probes; what trials showed so far stays."""
+    reason = "cancelled by racewatch cancel"
     with opened(_settings()) as database, database.session() as session:
-        if not cancel(session, run, "cancelled by racewatch cancel"):
-            raise InputError(f"run {run} is not there, or has ended already")
+        if not (cancel(session, identity, reason) or bisection.cancel(session, identity, reason)):
+            raise InputError(f"{identity} is neither a run nor a bisection that goes on")
 
 
 @app.command("import")

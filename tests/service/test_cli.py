@@ -124,7 +124,9 @@ def test_cancel_ends_a_run_once(db: Database, racewatch: Invoke) -> None:
     ended = flow.row(db, run)
     assert (ended.state, ended.reason) == (RunState.CANCELLED, "cancelled by racewatch cancel")
     for again in (run, uuid4()):
-        with pytest.raises(InputError, match=f"run {again} is not there, or has ended already"):
+        with pytest.raises(
+            InputError, match=f"{again} is neither a run nor a bisection that goes on"
+        ):
             racewatch("cancel", str(again))
 
 

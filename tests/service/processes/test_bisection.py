@@ -9,17 +9,25 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from sqlmodel import select
 
 from runner import matrix as matrices
+from runner.bisect.settings import Observe
 from runner.demo_subject import DemoSubject
 from runner.subject import Folders, Options, Request
 from service import bisection
-from service.tables import Bisection, BisectionState
+from service.tables import Bisection, BisectionState, Run
 from tests.conftest import Eventually
 from tests.service.processes.conftest import Processes
 
 
-def order(processes: Processes, good: str, bad: str, cell: str = "stock, background") -> UUID:
+def order(
+    processes: Processes,
+    good: str,
+    bad: str,
+    cell: str = "stock, background",
+    observe: Observe = Observe.FAILURE,
+) -> UUID:
     """Order a bisection of the demo."""
     request = bisection.BisectionRequest(
         subject="demo",
@@ -28,6 +36,7 @@ def order(processes: Processes, good: str, bad: str, cell: str = "stock, backgro
         matrix=matrices.load("issue-3863"),
         cell=cell,
         queue="emulated",
+        observe=observe,
     )
     with processes.database.session() as session:
         return bisection.order(session, request).id
@@ -101,3 +110,37 @@ def test_ends_that_name_nothing_end_it_with_a_sentence(
 
     assert found.state == BisectionState.FAILED
     assert "nowhere" in found.reason
+
+
+def test_what_fails_no_trial_is_found_by_what_is_swallowed(
+    processes: Processes, eventually: Eventually, tagged: Hash
+) -> None:
+    processes.service()
+    processes.worker("only", "--sandbox", "process", EMULATION_BACKGROUND="refresh")
+    identity = order(processes, "before", tagged("fix") + "~1", observe=Observe.SWALLOW)
+
+    found = ends(processes, identity, eventually)
+
+    assert found.state == BisectionState.DONE, processes.logs()
+    assert found.verdict is not None
+    assert [commit["sha"] for commit in found.verdict["commits"]] == [tagged("race")]
+    assert "raised the rate of trials with foreign work from 0 %" in found.verdict["text"]
+    with processes.database.session() as session:
+        runs = session.exec(select(Run.id).where(Run.bisection_id == identity)).all()
+    trials = [trial for run in runs for trial in processes.trials(run)]
+    assert {trial.outcome for trial in trials} == {"pass"}
+    assert any(trial.foreign_nodes for trial in trials)
+
+
+def test_the_command_cancels_a_bisection_too(processes: Processes) -> None:
+    identity = order(processes, "before", "race")
+
+    assert processes.start("cancel", str(identity)).wait(60) == 0, processes.logs()
+    found = row(processes, identity)
+    assert (found.state, found.reason) == (
+        BisectionState.CANCELLED,
+        "cancelled by racewatch cancel",
+    )
+
+    assert processes.start("cancel", str(identity)).wait(60) == 2
+    assert f"{identity} is neither a run nor a bisection that goes on" in processes.logs()
