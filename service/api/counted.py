@@ -13,6 +13,7 @@ from runner.statistics.counts import Counts
 from runner.statistics.kinds import Kind
 from runner.statistics.verdict import CellVerdict, judge_cell
 from service.api.rows import taken
+from service.reading.rate import Watch, watch_of
 from service.tables import Cell, Environment, Measurement
 
 NO_COUNTS: dict[str, int] = {str(outcome): 0 for outcome in Outcome}
@@ -26,6 +27,12 @@ COUNT_COLUMNS = (
     "interval_high",
     "verdict",
     "trials_needed",
+    "watched",
+    "swallow_k",
+    "swallow_passes",
+    "swallow_low",
+    "swallow_high",
+    "swallow_verdict",
 )
 """Columns of a CSV file."""
 CELL_COLUMNS = ("variant", "program", "background", "background_period_ms", "hold_ms", "recipe")
@@ -40,6 +47,35 @@ class CellOut(BaseModel):
     background_period_ms: float
     hold_ms: float
     recipe: str = Field(examples=["auto"])
+
+
+class SwallowOut(BaseModel):
+    """Trials in which a capture took in another thread's work: the second rate of a cell."""
+
+    k: int = Field(description="Trials with foreign work in a capture window.", examples=[4])
+    n: int = Field(description="Trials that count and that the detector watched.", examples=[10])
+    passes: int = Field(description="Those of k that passed all the same.", examples=[1])
+    rate: Share
+    interval: tuple[Share, Share] = Field(description="95 % interval, as of the failure rate.")
+    verdict: Kind = Field(
+        description="As of the failure rate; `races` where k is not 0.", examples=["races"]
+    )
+
+    @classmethod
+    def of(cls, watch: Watch, clean_below: float, adaptive: bool) -> SwallowOut | None:
+        """As the API writes what a detector saw; None where it watched no trial."""
+        if not watch.watched:
+            return None
+        counts = Counts(watch.swallowed, watch.watched)
+        verdict = _judged(counts, clean_below, adaptive)
+        return cls(
+            k=counts.k,
+            n=counts.n,
+            passes=watch.passes,
+            rate=counts.k / counts.n,
+            interval=verdict.interval,
+            verdict=verdict.kind,
+        )
 
 
 class CountedOut(BaseModel):
@@ -57,13 +93,22 @@ class CountedOut(BaseModel):
     verdict: Kind = Field(examples=["races"])
     verdict_text: str = Field(examples=["races"])
     trials_needed: int = Field(description="Further passes that `clean` still takes.", ge=0)
+    swallow: SwallowOut | None = Field(
+        default=None, description="The second rate, null where no trial was watched."
+    )
 
     def row(self) -> list[Any]:
         """The values of COUNT_COLUMNS."""
         return [
             *self.counts.values(), self.k, self.n, self.rate, *self.interval, str(self.verdict),
-            self.trials_needed,
+            self.trials_needed, *self._swallowed(),
         ]  # fmt: skip
+
+    def _swallowed(self) -> tuple[Any, ...]:
+        if self.swallow is None:
+            return (0, 0, 0, None, None, None)
+        one = self.swallow
+        return (one.n, one.k, one.passes, *one.interval, str(one.verdict))
 
 
 class ComparisonOut(BaseModel):
@@ -121,7 +166,9 @@ def counted_fields(
 ) -> dict[str, Any]:
     """The fields of CountedOut. nothing: why there is no trial, where there is none."""
     plain = Counts(measurement.k, measurement.n) if measurement else Counts()
-    verdict = _judged(plain, clean_below, bool(measurement and measurement.adaptive))
+    adaptive = bool(measurement and measurement.adaptive)
+    verdict = _judged(plain, clean_below, adaptive)
+    watch = watch_of(measurement) if measurement else Watch()
     return {
         "counts": measurement.counts if measurement else NO_COUNTS,
         "k": plain.k,
@@ -131,6 +178,7 @@ def counted_fields(
         "verdict": verdict.kind,
         "verdict_text": verdict.text if plain.n or not nothing else f"not measured: {nothing}",
         "trials_needed": verdict.trials_needed,
+        "swallow": SwallowOut.of(watch, clean_below, adaptive),
     }
 
 

@@ -12,13 +12,21 @@ from runner.statistics.counts import Counts
 from runner.statistics.verdict import judge_cell
 from service.api.access import reader
 from service.api.commits import PlacedCommit
-from service.api.counted import CELL_COLUMNS, COUNT_COLUMNS, CellOut, CountedOut, cell_fields
+from service.api.counted import (
+    CELL_COLUMNS,
+    COUNT_COLUMNS,
+    CellOut,
+    CountedOut,
+    SwallowOut,
+    cell_fields,
+)
 from service.api.documentation import API, errors
 from service.api.errors import missing
 from service.api.export import FormatParameter, csv_response, wants_csv
 from service.api.parameters import CleanBelow, Device, Filters, Ref, RowId, Subject
 from service.reading import trend
-from service.reading.rate import OUTCOMES
+from service.reading.changes import Of
+from service.reading.rate import OUTCOMES, Rate, Watch
 from service.reading.trend import TrendChange, TrendCommit, TrendPage, TrendPoint
 from service.tables import Cell
 
@@ -68,6 +76,7 @@ class TrendOut(BaseModel):
     queue: str
     emulated: bool = Field(description="True where no GPU took part.")
     cell: CellOut
+    rate: Of = Field(description="Which of its rates the changes are of.")
     points: list[TrendPointOut]
     changes: list[TrendChangeOut]
     older: int | None = Field(description="`before` of the page with older points, null without.")
@@ -83,6 +92,10 @@ class TrendFilters(Filters):
     environment: RowId | None = None
     clean_below: CleanBelow = 0.05
     before: RowId | None = Field(default=None, description="Only commits before this place.")
+    rate: Of = Field(
+        default=Of.FAILURE,
+        description="Whose changes; `swallow`: of trials with foreign work, of watched ones.",
+    )
     format: FormatParameter = None
 
 
@@ -116,6 +129,7 @@ def get_trend(request: Request, response: Response, asked: Annotated[TrendFilter
         environment=asked.environment,
         clean_below=asked.clean_below,
         before=asked.before,
+        of=asked.rate,
     )
     with request.app.state.database.session() as session:
         found = trend.read(session, wanted)
@@ -133,6 +147,7 @@ def get_trend(request: Request, response: Response, asked: Annotated[TrendFilter
         queue=found.chosen.queue,
         emulated=found.emulated,
         cell=CellOut(**cell_fields(cell)),
+        rate=found.of,
         points=[_point(point, asked.clean_below) for point in found.points],
         changes=[_change(change) for change in found.changes],
         older=found.older,
@@ -169,7 +184,13 @@ def _point(point: TrendPoint, clean_below: float) -> TrendPointOut:
         verdict=judge_cell(Counts(rate.k, rate.n), None, clean_below).kind,
         verdict_text=rate.text,
         trials_needed=rate.needed,
+        swallow=SwallowOut.of(_watch(rate), clean_below, adaptive=False),
     )
+
+
+def _watch(rate: Rate) -> Watch:
+    found = rate.swallow
+    return Watch(found.n, found.k, found.passes) if found else Watch()
 
 
 def _change(change: TrendChange) -> TrendChangeOut:

@@ -68,6 +68,10 @@ class TrialOut(BaseModel):
     handlers: list[str] | None = Field(
         description="Initialize handlers that were entered, null where the build cannot tell."
     )
+    foreign_nodes: int | None = Field(
+        description="Graph nodes that other threads' work became in its capture windows, null "
+        "where the detector did not watch."
+    )
     times: dict[str, float]
     worker: WorkerName | None
     finished_at: datetime
@@ -100,6 +104,7 @@ class TrialFilters(Filters):
 CSV_COLUMNS = (
     "id", "run", "cell", *CELL_COLUMNS, "index", "outcome", "signature", "reason", "seconds",
     "device", "recipe_run", "background_updates", "digests", "handlers", "worker", "finished_at",
+    "foreign_nodes",
 )  # fmt: skip
 _Row = tuple[Trial, str | None, Cell, str | None]
 _LOG: Responses = {
@@ -285,5 +290,5 @@ def _csv_row(trial: Trial, name: str | None, cell: Cell, worker: str | None) -> 
         trial.id, trial.run_id, name, *cell_fields(cell).values(), trial.index, trial.outcome,
         trial.signature, trial.reason, trial.seconds, trial.device, trial.recipe,
         trial.background_updates, " ".join(trial.digests), " ".join(trial.handlers or []), worker,
-        trial.finished_at,
+        trial.finished_at, trial.foreign_nodes,
     ]  # fmt: skip

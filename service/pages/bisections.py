@@ -12,11 +12,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse
 
 from runner import matrix as matrices
+from runner.bisect.settings import Observe
 from runner.matrix import Matrix
 from service.api.errors import missing, refused
-from service.pages import asked
+from service.pages import asked, markdown
 from service.pages.bisection_chart import Picture, picture
-from service.pages.view import database, page
+from service.pages.view import database, page, settings
 from service.reading import bisections
 from service.reading.bisections import BisectionLine, BisectionPage, Searched, Suspect
 from service.tables import BisectionState
@@ -89,6 +90,7 @@ def show(request: Request, bisection_id: str) -> HTMLResponse:
         running=running,
         body=_request(found),
         command=_command(found.line),
+        markdown=markdown.bisection(found, settings(request).link),
     )
 
 
@@ -150,6 +152,8 @@ def _request(found: BisectionPage) -> str:
         body["matrix"] = {"name": line.matrix, "cells": alone["cells"]}
     if line.budget_s is not None:
         body["budget_s"] = line.budget_s
+    if line.observe is not Observe.FAILURE:
+        body["observe"] = str(line.observe)
     return json.dumps(body)
 
 
@@ -163,4 +167,6 @@ def _command(line: BisectionLine) -> str:
     ]  # fmt: skip
     if line.budget_s is not None:
         words += ["--budget", f"{line.budget_s:g}s"]
+    if line.observe is not Observe.FAILURE:
+        words += ["--observe", str(line.observe)]
     return shlex.join(words)

@@ -51,7 +51,10 @@ def _around(
     classes += [f"r{told.strength}"] if told.strength else []
     classes += [f"l{told.low}"] if told.low else []
     classes += [f"h{told.high}"] if told.high else []
-    flags = {"same": repeated, "active": active, "older": older, change: bool(change)}
+    flags = {
+        "same": repeated, "active": active, "older": older, "swallowed": told.swallows,
+        change: bool(change),
+    }  # fmt: skip
     classes += [name for name, holds in flags.items() if holds]
     html = macro("cell.html", "cell")(told, " ".join(classes), kind, queue, _HERE)
     head, _, tail = html.partition(_HERE)

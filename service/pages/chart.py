@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from runner.outcome import Outcome
 from service.pages.words import interval, percent
+from service.reading.changes import Of
 from service.reading.trend import TrendChange, TrendCommit, TrendPage, TrendPoint
 
 PLOT_HEIGHT, MIX_HEIGHT = 220.0, 56.0
@@ -167,14 +168,13 @@ def _named(commit: TrendCommit) -> str:
 
 
 def _dot(point: TrendPoint, places: _Places) -> Dot:
-    rate = point.rate
-    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in rate.counts)
+    rate = point.shown
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in point.rate.counts)
     if rate.rate is None:
         said, shape = rate.label, "none"
     else:
-        said = (
-            f"{rate.k} of {rate.n} failed, {percent(rate.rate)} ({interval(rate.low, rate.high)})"
-        )
+        did = "failed" if point.of is Of.FAILURE else "had foreign work"
+        said = f"{rate.k} of {rate.n} {did}, {percent(rate.rate)} ({interval(rate.low, rate.high)})"
         shape = {"clean": "clean", "undersampled": "unsure"}.get(rate.mark, "race")
     return Dot(
         x=places.x(point.commit),

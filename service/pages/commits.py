@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
 from service.api.errors import missing, refused
-from service.pages import asked
-from service.pages.view import database, page
+from service.pages import asked, markdown
+from service.pages.view import database, page, settings
 from service.reading import commits
 from service.reading.grid import CLEAN_BELOW
 
@@ -32,4 +32,5 @@ def show(request: Request, subject: str, sha: str, clean_below: str = "") -> Res
         commit = commits.read(session, subject, whole, bound, request.app.state.changes)
     if commit is None:
         raise missing("commit", name)
-    return page(request, "commit.html", commit=commit)
+    table = markdown.commit(commit, settings(request).link) if commit.measured else ""
+    return page(request, "commit.html", commit=commit, markdown=table)

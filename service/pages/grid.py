@@ -13,10 +13,11 @@ from starlette.responses import HTMLResponse, Response
 from service.api.export import csv_response
 from service.pages import asked
 from service.pages.cells import row_cells
+from service.pages.exported import SWALLOW_COLUMNS, as_swallow, swallow_row
 from service.pages.view import database, page
 from service.reading import grid, grid_commits
 from service.reading.grid import Grid, GridCell, GridFilter, GridRow
-from service.reading.rate import OUTCOMES, Rate, rate_of
+from service.reading.rate import NO_COUNTS, OUTCOMES, Rate, rate_of
 
 router = APIRouter()
 BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2)
@@ -112,6 +113,7 @@ def _chips(found: Grid) -> tuple[Chip, ...]:
 CSV_COLUMNS = (
     "place", "sha", "title", "author", "date", "cell", "verdict", *map(str, OUTCOMES), "k", "n",
     "rate", "interval_low", "interval_high", "environment", "measurement", "change",
+    *SWALLOW_COLUMNS,
 )  # fmt: skip
 
 
@@ -175,6 +177,7 @@ def _commit(row: GridRow, found: Grid) -> dict[str, Any]:
                 "n": rate.n if rate else 0,
                 "interval": [rate.low, rate.high] if rate else None,
                 "trials_needed": rate.needed if rate else 0,
+                "swallow": as_swallow(rate.swallow) if rate and rate.swallow else None,
                 "note": cell.note,
                 "environment": cell.environment,
                 "measurement": cell.measurement,
@@ -189,8 +192,9 @@ def _saying(row: GridRow, found: Grid) -> Iterator[tuple[Any, GridCell, Rate | N
     """The cells that say something; rate: None where nothing was measured."""
     for column, cell in zip(found.columns, row.cells, strict=True):
         if cell.mark != "not-run":
-            counts = cell.told.counts
-            yield column, cell, rate_of(counts, found.chosen.clean_below) if counts else None
+            counts = cell.told.counts or NO_COUNTS
+            rate = rate_of(counts, found.chosen.clean_below, watch=cell.told.watch)
+            yield column, cell, rate if cell.told.counts else None
 
 
 _NOTHING = (0, 0, None, None, None)
@@ -201,7 +205,7 @@ def _lines(found: Grid) -> Iterator[list[Any]]:
         for column, cell, rate in _saying(row, found):
             yield [
                 row.place, row.sha, row.title, row.author, row.date, column.full, str(cell.mark),
-                *(cell.told.counts or (0,) * len(OUTCOMES)),
+                *(cell.told.counts or NO_COUNTS),
                 *((rate.k, rate.n, rate.rate, rate.low, rate.high) if rate else _NOTHING),
-                cell.environment, cell.measurement, cell.change,
+                cell.environment, cell.measurement, cell.change, *swallow_row(rate),
             ]  # fmt: skip

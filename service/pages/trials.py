@@ -14,7 +14,8 @@ from service.reading.grid import CLEAN_BELOW
 
 router = APIRouter()
 FAILED = "failed"
-OUTCOMES = (FAILED, *map(str, Outcome))
+SWALLOW = "swallow"
+OUTCOMES = (FAILED, SWALLOW, *map(str, Outcome))
 
 
 @router.get("/trials/{trial_id}")

@@ -58,6 +58,7 @@ _templates.filters.update(
     exact=words.exact,
     machine=words.machine,
     duration=words.duration,
+    milliseconds=words.milliseconds,
     number=words.number,
     percent=words.percent,
     chance=words.chance,

@@ -73,6 +73,12 @@ def duration(seconds: float) -> str:
     return f"{whole // 3_600} h {whole % 3_600 // 60} min".removesuffix(" 0 min")
 
 
+def milliseconds(value: float) -> str:
+    """A short time span: `0.35 ms`, `26 ms`."""
+    shown = f"{value:.2f}".rstrip("0").rstrip(".") if value < 10 else f"{value:,.0f}"
+    return f"{shown} ms"
+
+
 def number(value: int) -> str:
     """A whole number with separated thousands."""
     return f"{value:,}"

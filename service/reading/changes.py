@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -23,6 +24,14 @@ COMMITS = 5_000
 """Newest commits of a branch that are looked at."""
 
 
+class Of(StrEnum):
+    """Which of a cell's two rates."""
+
+    FAILURE = "failure"
+    SWALLOW = "swallow"
+    """Of trials with foreign work in a capture window, over those that were watched."""
+
+
 class Scope(NamedTuple):
     """A branch on one kind of device. environments: ids of those that count."""
 
@@ -30,6 +39,7 @@ class Scope(NamedTuple):
     branch: str
     queue: str
     environments: tuple[int, ...]
+    of: Of = Of.FAILURE
 
 
 class Series(NamedTuple):
@@ -72,12 +82,15 @@ _SERIES = text(
     SELECT cell_id, environment_id, name, array_agg(position ORDER BY position),
            array_agg(k ORDER BY position), array_agg(n ORDER BY position)
     FROM (
-        SELECT m.cell_id, m.environment_id, cb.name, min(bc.position) AS position, f.k,
-               f.k + m.passed AS n
+        SELECT m.cell_id, m.environment_id, cb.name, min(bc.position) AS position, f.k, f.n
         FROM branch_commits bc
         JOIN commit_builds cb ON cb.commit_id = bc.commit_id AND cb.architecture = :queue
         JOIN measurements m ON m.build_id = cb.build_id,
-        LATERAL (SELECT m.capture_error + m.crash + m.hang + m.data_loss + m.wrong_output) AS f (k)
+        LATERAL (SELECT m.capture_error + m.crash + m.hang + m.data_loss + m.wrong_output)
+            AS failures (k),
+        LATERAL (SELECT CASE WHEN :swallow THEN m.swallowed ELSE failures.k END,
+                        CASE WHEN :swallow THEN m.watched ELSE failures.k + m.passed END)
+            AS f (k, n)
         WHERE bc.subject = :subject AND bc.branch = :branch
           AND bc.position > (
               SELECT max(position) FROM branch_commits
@@ -85,7 +98,7 @@ _SERIES = text(
           ) - :commits
           AND m.environment_id = ANY(:environments) AND NOT m.adaptive
           AND (CAST(:cell AS integer) IS NULL OR m.cell_id = :cell)
-        GROUP BY m.id, cb.name, f.k
+        GROUP BY m.id, cb.name, f.k, f.n
     ) AS counted
     WHERE n > 0
     GROUP BY cell_id, environment_id, name
@@ -106,6 +119,7 @@ def series(session: Session, scope: Scope, cell: int | None = None) -> tuple[Ser
                 "environments": list(scope.environments),
                 "cell": cell,
                 "commits": COMMITS,
+                "swallow": scope.of is Of.SWALLOW,
             },
         )
         .all()

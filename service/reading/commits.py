@@ -14,7 +14,7 @@ from service.reading import changes as finding
 from service.reading import commands
 from service.reading.builds import BuildLine, build_lines
 from service.reading.cells import CellName, cell_name
-from service.reading.changes import Change, Scope
+from service.reading.changes import Change, Of, Scope
 from service.reading.commands import Command, What
 from service.reading.environments import EnvironmentName, environment_name, queue_of
 from service.reading.rate import Rate, rate_of_measurement
@@ -53,6 +53,11 @@ class MeasuredIn:
     cells: tuple[MeasuredCell, ...]
 
     @property
+    def watched(self) -> bool:
+        """Whether the detector watched any trial of them."""
+        return any(one.rate.swallow for one in self.cells)
+
+    @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
         """Variants that were measured without and with the fix, worth comparing."""
         there = {one.cell.variant for one in self.cells}
@@ -62,13 +67,17 @@ class MeasuredIn:
 
 @dataclass(frozen=True)
 class CommitChange:
-    """A change of a cell's rate that this commit may have brought. likeliest: before all others."""
+    """A change of a cell's rate that this commit may have brought. likeliest: before all others.
+
+    of: which of the cell's rates.
+    """
 
     branch: str
     queue: str
     cell: CellName
     change: Change
     likeliest: bool
+    of: Of = Of.FAILURE
 
     @property
     def suspects(self) -> int:
@@ -181,11 +190,12 @@ def _changes(
                 there.append(one.environment.id)
     return tuple(
         CommitChange(
-            place.branch, queue, names[change.cell], change, change.position == place.position
+            place.branch, queue, names[change.cell], change, change.position == place.position, of
         )
+        for of in Of
         for place in places
         for queue, ids in environments.items()
-        for change in find(session, Scope(subject, place.branch, queue, tuple(ids)))
+        for change in find(session, Scope(subject, place.branch, queue, tuple(ids), of))
         if change.low <= place.position <= change.high and change.cell in names
     )
 

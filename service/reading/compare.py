@@ -15,7 +15,15 @@ from service.reading.cells import CellName, cell_name
 from service.reading.environments import EnvironmentName, environment_name, queue_of
 from service.reading.grid_choices import CLEAN_BELOW
 from service.reading.measured import Measured
-from service.reading.rate import MARK_OF_KIND, Mark, Rate, mark_of_outcome, rate_of_measurement
+from service.reading.rate import (
+    MARK_OF_KIND,
+    Mark,
+    Rate,
+    Swallow,
+    mark_of_outcome,
+    mark_of_swallow,
+    rate_of_measurement,
+)
 from service.tables import BranchCommit, Commit, Environment, Run, RunState
 
 OFFERED = 200
@@ -51,13 +59,37 @@ class ComparedCommit:
 
 
 @dataclass(frozen=True)
+class ComparedSwallow:
+    """The second rate of a cell at both: trials with foreign work in a capture window.
+
+    a, b: None where no trial was watched. All else as a ComparedRow has it.
+    """
+
+    a: Swallow | None
+    b: Swallow | None
+    mark: Mark
+    label: str
+    p: float | None
+    difference: tuple[float, float] | None
+    needed: tuple[int, int]
+
+    @property
+    def direction(self) -> str:
+        """`higher` or `lower`, as the rate of b is seen; empty where it is neither."""
+        if self.p is None or self.a is None or self.b is None:
+            return ""
+        return "higher" if self.b.rate > self.a.rate else "lower"
+
+
+@dataclass(frozen=True)
 class ComparedRow:
     """A cell at both. a, b: None where nothing was measured; why_a, why_b: what is known of that.
 
     mark, label: the verdict on b against a; NOT_RUN where one of them was not measured. p: of "not
     higher" where b's rate is higher, of "not lower" where it is lower; None where they are equal.
     difference: of the rates, about 95 %. same: both have the same build, and so the same trials.
-    needed: further trials of b, of a, that would settle it.
+    needed: further trials of b, of a, that would settle it. swallow: the second rate, None where
+    neither was watched.
     """
 
     cell: CellName
@@ -75,6 +107,7 @@ class ComparedRow:
     difference: tuple[float, float] | None
     same: bool
     needed: tuple[int, int]
+    swallow: ComparedSwallow | None
 
     @property
     def differs(self) -> bool:
@@ -116,6 +149,11 @@ class ComparePage:
     def counted(self, mark: Mark) -> int:
         """How many cells have that verdict."""
         return sum(row.mark is mark for row in self.rows)
+
+    @property
+    def watched(self) -> tuple[ComparedRow, ...]:
+        """Cells of which there is a second rate."""
+        return tuple(row for row in self.rows if row.swallow)
 
     @property
     def compared(self) -> int:
@@ -282,7 +320,26 @@ def _row(a: Measured | None, b: Measured | None, clean_below: float) -> Compared
         difference=between,
         same=same,
         needed=needed,
+        swallow=_swallow(rate_a, rate_b, same, clean_below),
     )
+
+
+def _swallow(
+    rate_a: Rate | None, rate_b: Rate | None, same: bool, clean_below: float
+) -> ComparedSwallow | None:
+    """The second rate, compared as the first one is."""
+    a, b = rate_a and rate_a.swallow, rate_b and rate_b.swallow
+    if not (a or b):
+        return None
+    if same or not (a and b):
+        label = "the same build" if same else "not compared"
+        return ComparedSwallow(a or None, b or None, Mark.NOT_RUN, label, None, None, (0, 0))
+    head, base = Counts(b.k, b.n), Counts(a.k, a.n)
+    verdict = judge_cell(head, base, clean_below)
+    needed = (verdict.trials_needed, verdict.base_trials_needed)
+    mark, label = mark_of_swallow(verdict)
+    p, between = _p(head, base), difference(head, base)
+    return ComparedSwallow(a, b, mark, label, p, between, needed)
 
 
 def _p(head: Counts, base: Counts) -> float | None:

@@ -15,7 +15,7 @@ from sqlmodel import Session, col, select
 from service.reading import told
 from service.reading.cells import CellName, cell_name
 from service.reading.grid_choices import GridFilter
-from service.reading.rate import COUNT_COLUMNS, Mark, mark_of_outcome
+from service.reading.rate import COUNT_COLUMNS, WATCH_COLUMNS, Mark, Watch, mark_of_outcome
 from service.reading.told import Told
 from service.tables import (
     OPEN_STATES,
@@ -204,6 +204,7 @@ class PageCells:
             col(Measurement.cell_id),
             col(Measurement.id),
             col(Measurement.environment_id),
+            *WATCH_COLUMNS,
             *COUNT_COLUMNS,
         ).where(
             col(Measurement.build_id) == _any(builds - {None}),
@@ -214,10 +215,11 @@ class PageCells:
         bound = self._chosen.clean_below
         measured: dict[tuple[int, int], _Measured] = {}
         for row in self._session.connection().execute(query).all():
-            key, environment, counts = (row[0], row[1]), row[3], tuple(row[4:])
+            key, environment, counts = (row[0], row[1]), row[3], tuple(row[7:])
             there = measured.get(key)
             if (there is None or place[environment] < place[there.environment]) and any(counts):
-                measured[key] = _Measured(row[2], environment, told.of_counts(counts, bound))
+                saying = told.of_counts(counts, bound, Watch(*row[4:7]))
+                measured[key] = _Measured(row[2], environment, saying)
         return measured
 
     def _read_runs(self) -> dict[int, _Row]:

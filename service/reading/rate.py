@@ -1,21 +1,36 @@
-"""A cell's counts with all that follows from them: rate, exact interval, verdict, and its mark."""
+"""A cell's counts with all that follows from them: rate, exact interval, verdict, and its mark.
+
+Beside the failures' rate stands a second one, over the trials that the detector watched: how many
+had another thread's work in a capture window. Both are judged alike.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
+from typing import NamedTuple
+
+from sqlmodel import col
 
 from runner.outcome import FAILURES, Outcome
 from runner.statistics.counts import Counts
 from runner.statistics.kinds import Kind
-from runner.statistics.verdict import judge_cell
+from runner.statistics.verdict import CellVerdict, judge_cell
 from service.tables import Measurement, column_of
 
 OUTCOMES = tuple(Outcome)
 COUNT_COLUMNS = tuple(getattr(Measurement, column_of(outcome)) for outcome in OUTCOMES)
 """The counting columns of a measurement, in the order of OUTCOMES."""
 NO_COUNTS = (0,) * len(OUTCOMES)
+WATCH_COLUMNS = (
+    col(Measurement.watched),
+    col(Measurement.swallowed),
+    col(Measurement.swallowed_passes),
+)
+"""What the detector saw, in the order of `Watch`."""
+SWALLOWS = "swallows"
+"""The label of a cell whose captures took in another thread's work."""
 
 
 class Mark(StrEnum):
@@ -23,6 +38,7 @@ class Mark(StrEnum):
 
     REGRESSED = "regressed"
     RACES = "races"
+    SWALLOWS = "swallows"
     NO_WORSE = "no-worse"
     FIXED = "fixed"
     CLEAN = "clean"
@@ -62,13 +78,47 @@ _OF_OUTCOME = {
 """Where nothing counted, what did happen."""
 
 
+class Watch(NamedTuple):
+    """Trials that count and were watched; of these, those with foreign work in a window; of these,
+    those that passed all the same."""
+
+    watched: int = 0
+    swallowed: int = 0
+    passes: int = 0
+
+
+NOT_WATCHED = Watch()
+
+
+@dataclass(frozen=True, slots=True)
+class Swallow:
+    """Trials with another thread's work in a capture window: k of the n that were watched.
+
+    passes: those of the k that passed all the same. All else as a Rate has it.
+    """
+
+    k: int
+    n: int
+    passes: int
+    low: float
+    high: float
+    mark: Mark
+    label: str
+    needed: int = 0
+
+    @property
+    def rate(self) -> float:
+        """k/n; there is none without a watched trial."""
+        return self.k / self.n
+
+
 @dataclass(frozen=True, slots=True)
 class Rate:
     """k failures in n trials and what they support.
 
     counts: trials by outcome, those that occurred, in the enum's order. low, high: of the 95 %
     interval. label: the verdict in a table's words. text: as a sentence. needed: about how many
-    further trials would settle it.
+    further trials would settle it. swallow: the second rate, None where no trial was watched.
     """
 
     k: int
@@ -80,6 +130,7 @@ class Rate:
     label: str
     text: str
     needed: int = 0
+    swallow: Swallow | None = None
 
     @property
     def rate(self) -> float | None:
@@ -111,6 +162,7 @@ def rate_of(
     clean_below: float,
     base: Counts | None = None,
     adaptive: bool = False,
+    watch: Watch = NOT_WATCHED,
 ) -> Rate:
     """The rate behind counts in the order of OUTCOMES, judged as `judge_cell` does.
 
@@ -127,7 +179,8 @@ def rate_of(
             mark, label, text = apart, apart.words, f"not measured: {apart.words}"
     seen = tuple((str(outcome), count) for outcome, count in named if count)
     low, high = verdict.interval
-    return Rate(k, n, seen, low, high, mark, label, text, verdict.trials_needed)
+    swallow = swallow_of(watch, clean_below, adaptive)
+    return Rate(k, n, seen, low, high, mark, label, text, verdict.trials_needed, swallow)
 
 
 def rate_of_measurement(
@@ -137,7 +190,45 @@ def rate_of_measurement(
     if measurement is None:
         return rate_of(NO_COUNTS, clean_below, base)
     counts = tuple(measurement.counts.values())
-    return rate_of(counts, clean_below, base, measurement.adaptive)
+    watch = watch_of(measurement)
+    return rate_of(counts, clean_below, base, measurement.adaptive, watch)
+
+
+def watch_of(measurement: Measurement) -> Watch:
+    """What the detector saw of its trials."""
+    return Watch(measurement.watched, measurement.swallowed, measurement.swallowed_passes)
+
+
+def swallow_of(watch: Watch, clean_below: float, adaptive: bool = False) -> Swallow | None:
+    """The second rate; None where no trial was watched."""
+    if not watch.watched:
+        return None
+    counts = Counts(watch.swallowed, watch.watched)
+    verdict = judge_cell(counts, None, clean_below, adaptive=adaptive)
+    low, high = verdict.interval
+    mark, label = mark_of_swallow(verdict)
+    return Swallow(counts.k, counts.n, watch.passes, low, high, mark, label, verdict.trials_needed)
+
+
+def mark_of_swallow(verdict: CellVerdict) -> tuple[Mark, str]:
+    """Mark and label of a verdict on the second rate: what swallows need not fail."""
+    mark = MARK_OF_KIND[verdict.kind]
+    if mark is Mark.RACES:
+        return Mark.SWALLOWS, SWALLOWS
+    return mark, verdict.label.replace("failing", "swallowing").replace("races", SWALLOWS)
+
+
+def judged_as(rate: Rate, verdict: CellVerdict) -> Rate:
+    """The rate with another verdict on it, such as one that knows the device's control cells."""
+    if not rate.n:
+        return rate
+    return replace(
+        rate,
+        mark=MARK_OF_KIND[verdict.kind],
+        label=verdict.label,
+        text=verdict.text,
+        needed=verdict.trials_needed,
+    )
 
 
 def mark_of_outcome(outcome: str) -> Mark:

@@ -13,8 +13,8 @@ from sqlalchemy import select as columns
 from sqlmodel import Session, col, select
 
 from runner.outcome import Outcome
-from runner.statistics.counts import Counts
-from service.judged import cells_of
+from runner.statistics.kinds import Kind
+from service.judged import JudgedCell, cells_of
 from service.reading import commands
 from service.reading.builds import BuildLine, build_lines
 from service.reading.cells import CellName, cell_name
@@ -25,10 +25,12 @@ from service.reading.rate import (
     NO_COUNTS,
     Mark,
     Rate,
+    judged_as,
     mark_of_outcome,
     rate_of,
     rate_of_measurement,
 )
+from service.reading.swallowed import SwallowedWork, of_run
 from service.tables import (
     OPEN_STATES,
     Cell,
@@ -108,6 +110,7 @@ class RunRow:
     mark, label: verdict, or why there is none. detail: what its verdict or its lack rests on.
     done: trials that settled something, of `wanted`. recorded: those that this run itself ran.
     held: trials that workers hold now. base: what the commit that it is compared with counted.
+    unproven: control cells of the device say that its verdict would mean nothing.
     """
 
     position: int
@@ -118,6 +121,7 @@ class RunRow:
     detail: str
     rate: Rate
     base: str
+    unproven: bool
     wanted: int
     done: int
     recorded: int
@@ -193,6 +197,7 @@ class RunPage:
     builds: tuple[BuildLine, ...]
     claims: tuple[ClaimLine, ...]
     failures: tuple[FailureLine, ...]
+    swallowed: tuple[SwallowedWork, ...]
     base_sha: str
     base_run: UUID | None
     approval: Approval | None
@@ -202,6 +207,11 @@ class RunPage:
     def emulated(self) -> bool:
         """True where no GPU takes part."""
         return self.queue == EMULATED
+
+    @property
+    def watched(self) -> bool:
+        """Whether the detector watched any trial of its cells."""
+        return any(row.rate.swallow for row in self.rows)
 
     @property
     def is_open(self) -> bool:
@@ -363,6 +373,7 @@ def read(session: Session, run_id: UUID) -> RunPage | None:
         builds=build_lines(session, run.commit_id, run.queue) if run.commit_id else (),
         claims=claims,
         failures=_failures(session, run),
+        swallowed=of_run(session, run.id),
         base_sha=base.sha if base else "",
         base_run=run.base_run_id,
         approval=(
@@ -381,7 +392,7 @@ def _command(run: Run, commit: Commit | None) -> Command | None:
 
 
 def _rows(session: Session, run: Run, held: Mapping[int, int]) -> tuple[RunRow, ...]:
-    bases = {cell.cell_id: cell.base for cell in cells_of(session, run)}
+    judged = {cell.cell_id: cell for cell in cells_of(session, run)}
     found = session.exec(
         select(RunCell, Cell, Measurement)
         .join(Cell, col(Cell.id) == col(RunCell.cell_id))
@@ -390,7 +401,7 @@ def _rows(session: Session, run: Run, held: Mapping[int, int]) -> tuple[RunRow, 
         .order_by(col(RunCell.position))
     )
     return tuple(
-        _row(run, ordered, cell, measurement, bases.get(ordered.cell_id), held)
+        _row(run, ordered, cell, measurement, judged.get(ordered.cell_id), held)
         for ordered, cell, measurement in found
     )
 
@@ -400,10 +411,13 @@ def _row(
     ordered: RunCell,
     cell: Cell,
     measurement: Measurement | None,
-    base: Counts | None,
+    judged: JudgedCell | None,
     held: Mapping[int, int],
 ) -> RunRow:
+    base = judged.base if judged else None
     rate = rate_of_measurement(measurement, run.clean_below, base)
+    if judged:
+        rate = judged_as(rate, judged.verdict)
     ended = ordered.outcome is not None or bool(ordered.decided)
     done, wanted = _progress(rate, ordered.wanted, ended)
     mark, label, detail = rate.mark, rate.label, rate.text
@@ -424,6 +438,7 @@ def _row(
         detail=detail,
         rate=rate,
         base=base.text if base is not None else "",
+        unproven=bool(judged and rate.n and judged.verdict.kind is Kind.UNPROVEN),
         wanted=wanted,
         done=done,
         recorded=ordered.recorded,

@@ -116,6 +116,15 @@ class DeviceCount:
 
 
 @dataclass(frozen=True)
+class Known:
+    """How often trials ended so, at how many commits, and the first that did."""
+
+    trials: int
+    commits: int
+    first: Seen
+
+
+@dataclass(frozen=True)
 class SignaturePage:
     """One signature. commits: newest first, by branch and place. trials: the newest."""
 
@@ -182,6 +191,12 @@ def _ended(outcome: str) -> ColumnElement[bool]:
     return failed & (col(Trial.outcome) == outcome) if outcome else failed
 
 
+def with_text(groups: Sequence[Group], text: str) -> Sequence[Group]:
+    """Those with all of its words in their signature, in any case, whatever stands between."""
+    words = text.casefold().split()
+    return [one for one in groups if all(word in one.signature.casefold() for word in words)]
+
+
 def read(session: Session, asked: SignatureFilter, groups: Sequence[Group]) -> SignaturesPage:
     """The list of these groups."""
     shown = groups[:SHOWN]
@@ -222,6 +237,46 @@ def _seen(session: Session, trials: Iterable[int]) -> dict[int, Seen]:
     }
 
 
+def known(session: Session, subject: str, queue: str, outcome: str, signature: str) -> Known | None:
+    """How often trials ended so, and since when; None for none."""
+    found = (
+        session.connection()
+        .execute(
+            columns(
+                func.count(),
+                func.count(func.distinct(col(Run.commit_id))),
+                func.min(col(Trial.finished_at)),
+            )
+            .join(Run, col(Run.id) == col(Trial.run_id))
+            .where(*_alike(subject, queue, outcome, signature))
+        )
+        .one()
+    )
+    if not found[0]:
+        return None
+    first = session.exec(
+        select(Trial.id)
+        .join(Run, col(Run.id) == col(Trial.run_id))
+        .where(*_alike(subject, queue, outcome, signature), Trial.finished_at == found[2])
+        .order_by(col(Trial.id))
+        .limit(1)
+    ).one()
+    assert first is not None
+    return Known(found[0], found[1], _seen(session, [first])[first])
+
+
+def _alike(
+    subject: str, queue: str, outcome: str, signature: str
+) -> tuple[ColumnElement[bool], ...]:
+    return (
+        col(Trial.outcome) != Outcome.PASS,
+        col(Trial.outcome) == outcome,
+        col(Trial.signature) == signature,
+        col(Run.subject) == subject,
+        col(Run.queue) == queue,
+    )
+
+
 def read_one(
     session: Session, subject: str, queue: str, outcome: str, signature: str
 ) -> SignaturePage | None:
@@ -239,13 +294,7 @@ def read_one(
         )
         .join(Run, col(Run.id) == col(Trial.run_id))
         .join(Measurement, col(Measurement.id) == col(Trial.measurement_id))
-        .where(
-            col(Trial.outcome) != Outcome.PASS,
-            col(Trial.outcome) == outcome,
-            col(Trial.signature) == signature,
-            col(Run.subject) == subject,
-            col(Run.queue) == queue,
-        )
+        .where(*_alike(subject, queue, outcome, signature))
         .group_by(col(Run.commit_id), col(Measurement.cell_id), col(Measurement.environment_id))
     )
     rows = session.connection().execute(query).all()
@@ -275,13 +324,7 @@ def _newest(
     query = (
         select(Trial.id)
         .join(Run, col(Run.id) == col(Trial.run_id))
-        .where(
-            Trial.outcome != Outcome.PASS,
-            Trial.outcome == outcome,
-            Trial.signature == signature,
-            Run.subject == subject,
-            Run.queue == queue,
-        )
+        .where(*_alike(subject, queue, outcome, signature))
         .order_by(col(Trial.id).desc())
         .limit(TRIALS)
     )

@@ -15,11 +15,11 @@ from runner.outcome import Outcome
 from service.reading import changes as finding
 from service.reading import commands, grid_choices
 from service.reading.cells import CellName, cell_name
-from service.reading.changes import Change, Scope
+from service.reading.changes import Change, Of, Scope
 from service.reading.commands import Command, What
 from service.reading.environments import EMULATED, EnvironmentName
 from service.reading.grid_choices import CLEAN_BELOW, Choices, GridFilter
-from service.reading.rate import COUNT_COLUMNS, Rate, rate_of
+from service.reading.rate import COUNT_COLUMNS, WATCH_COLUMNS, Rate, Swallow, Watch, rate_of
 from service.tables import BranchCommit, Build, Cell, Commit, CommitBuild, Measurement
 
 POINTS = 150
@@ -31,7 +31,7 @@ SUSPECTS = 20
 @dataclass(frozen=True)
 class TrendFilter:
     """Which cell, where. environment: an id; None for all, each a sequence of its own. before: only
-    commits older than this position."""
+    commits older than this position. of: which of its two rates is shown."""
 
     cell: int
     subject: str = ""
@@ -40,6 +40,7 @@ class TrendFilter:
     environment: int | None = None
     clean_below: float = CLEAN_BELOW
     before: int | None = None
+    of: Of = Of.FAILURE
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,15 @@ class TrendPoint:
     rate: Rate
     shared: int
     changed: str
+    of: Of = Of.FAILURE
+
+    @property
+    def shown(self) -> Rate | Swallow:
+        """The rate that the trend is of."""
+        if self.of is Of.FAILURE:
+            return self.rate
+        assert self.rate.swallow is not None, "only watched points are read for the second rate"
+        return self.rate.swallow
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,7 @@ class TrendChange:
 class TrendPage:
     """One cell along a branch. points: oldest first. unbuilt: commits of the same stretch that do
     not build. older: `before` of the page with older points, None where there are none.
+    watched: whether there is a second rate to show.
     """
 
     choices: Choices
@@ -98,7 +109,13 @@ class TrendPage:
     unbuilt: tuple[tuple[TrendCommit, int], ...]
     changes: tuple[TrendChange, ...]
     older: int | None
+    watched: bool
     command: Command | None
+
+    @property
+    def of(self) -> Of:
+        """Which of the two rates is shown."""
+        return self.asked.of
 
     @property
     def chosen(self) -> GridFilter:
@@ -138,7 +155,8 @@ def read(
         ),
     )
     environments = {one.id: one for one in choices.environments if one.id in choices.compared}
-    points = _points(session, choices, environments, name, asked.clean_below)
+    points = _points(session, choices, environments, name, asked)
+    watched = any(point.rate.swallow for point in points)
     if asked.before is not None:
         points = [point for point in points if point.commit.position < asked.before]
     shown = points[-POINTS:]
@@ -146,7 +164,8 @@ def read(
     changes = [
         change
         for change in find(
-            session, Scope(chosen.subject, chosen.branch, chosen.queue, choices.compared)
+            session,
+            Scope(chosen.subject, chosen.branch, chosen.queue, choices.compared, asked.of),
         )
         if change.cell == asked.cell
         and shown
@@ -160,6 +179,7 @@ def read(
         unbuilt=_unbuilt(session, chosen, name, shown),
         changes=tuple(_change(session, chosen, change, environments) for change in changes),
         older=shown[0].commit.position if len(points) > POINTS else None,
+        watched=watched,
         command=_command(chosen.subject, shown, cell, asked.clean_below),
     )
 
@@ -169,7 +189,7 @@ def _points(
     choices: Choices,
     environments: dict[int, EnvironmentName],
     name: CellName,
-    clean_below: float,
+    asked: TrendFilter,
 ) -> list[TrendPoint]:
     query: Select[*tuple[Any, ...]] = (
         _placed(
@@ -177,6 +197,7 @@ def _points(
             name,
             col(Measurement.id),
             col(Measurement.environment_id),
+            *WATCH_COLUMNS,
             *COUNT_COLUMNS,
         )
         .join(Measurement, col(Measurement.build_id) == col(CommitBuild.build_id))
@@ -192,19 +213,22 @@ def _points(
     for row in session.connection().execute(query).all():
         if row[5] in oldest:
             shared[row[5]] = shared.get(row[5], 0) + 1
-        elif any(row[7:]):
+        elif any(row[10:]):
             oldest[row[5]] = row
     points: list[TrendPoint] = []
     for row in oldest.values():
+        if asked.of is Of.SWALLOW and not row[7]:
+            continue
         environment = environments[row[6]]
         points.append(
             TrendPoint(
                 commit=TrendCommit(*row[:5]),
                 measurement=row[5],
                 environment=environment,
-                rate=rate_of(tuple(row[7:]), clean_below),
+                rate=rate_of(tuple(row[10:]), asked.clean_below, watch=Watch(*row[7:10])),
                 shared=shared.get(row[5], 0),
                 changed=environment.other_than(points[-1].environment) if points else "",
+                of=asked.of,
             )
         )
     return points

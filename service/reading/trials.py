@@ -11,14 +11,17 @@ from uuid import UUID
 from sqlalchemy import func
 from sqlmodel import Session, col, select
 
+from runner.detector import record
+from runner.detector.record import Swallow
 from runner.outcome import FAILURES, Outcome
-from service.reading import commands
+from service.reading import commands, signatures
 from service.reading.builds import BuildCommit
 from service.reading.cells import CellName, cell_name
 from service.reading.commands import Command, What
 from service.reading.environments import EnvironmentName, environment_name, queue_of
 from service.reading.logs import LogView, trial_log
 from service.reading.rate import Rate, rate_of_measurement
+from service.reading.signatures import Known
 from service.tables import (
     BranchCommit,
     Build,
@@ -42,7 +45,8 @@ _FAILURES = tuple(map(str, FAILURES))
 
 @dataclass(frozen=True)
 class TrialFilter:
-    """Which trials are listed. outcome: one, or `failed` for all failures. before: an id."""
+    """Which trials are listed. outcome: one, `failed` for all failures, or `swallow` for those with
+    foreign work, however they ended. before: an id."""
 
     outcome: str = ""
     before: int | None = None
@@ -50,7 +54,8 @@ class TrialFilter:
 
 @dataclass(frozen=True)
 class TrialLine:
-    """A trial in a list."""
+    """A trial in a list. foreign: graph nodes of other threads' work in its capture windows, None
+    where it was not watched."""
 
     id: int
     run: UUID
@@ -60,6 +65,7 @@ class TrialLine:
     worker: str
     device: str
     finished_at: datetime
+    foreign: int | None
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,9 @@ class MeasurementPage:
 class TrialPage:
     """One trial. log: None once it was pruned. next_failure: an older one of the same kind.
 
+    known: how often trials ended as this one did, None for a pass. foreign: graph nodes that other
+    threads' work became in its capture windows, None where it was not watched. swallow: what the
+    detector saw of them, None where nothing was to watch or its evidence was pruned.
     command: runs one like it again; None for a reference, which no matrix names.
     """
 
@@ -125,9 +134,12 @@ class TrialPage:
     facts: tuple[tuple[str, str], ...]
     errors: tuple[tuple[str, LogView], ...]
     log: LogView | None
+    foreign: int | None
+    swallow: Swallow | None
     newer: int | None
     older: int | None
     next_failure: int | None
+    known: Known | None
     queue: str
     command: Command | None
 
@@ -183,9 +195,14 @@ def read(session: Session, trial_id: int) -> TrialPage | None:
         facts=_facts(kept.evidence) if kept else (),
         errors=_errors(trial, kept.evidence) if kept else (),
         log=_log(trial, kept) if kept else None,
+        foreign=trial.foreign_nodes,
+        swallow=_swallow(kept.evidence) if kept else None,
         newer=_neighbour(session, trial, newer=True),
         older=_neighbour(session, trial, newer=False),
         next_failure=_next_failure(session, trial),
+        known=signatures.known(session, run.subject, run.queue, trial.outcome, trial.signature)
+        if trial.outcome != Outcome.PASS
+        else None,
         queue=run.queue,
         command=_command(run, commit, ordered, cell, environment),
     )
@@ -226,12 +243,18 @@ def _errors(trial: Trial, evidence: Mapping[str, Any]) -> tuple[tuple[str, LogVi
 
 def _facts(evidence: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Raw evidence that is no text, in words; what is unknown is left out."""
-    apart = {"output", "error", "background_error"}
+    apart = {"output", "error", "background_error", "swallow"}
     return tuple(
         (name.replace("_", " "), _plain(value))
         for name, value in evidence.items()
         if name not in apart and value not in (None, "", [], {})
     )
+
+
+def _swallow(evidence: Mapping[str, Any]) -> Swallow | None:
+    """What the detector saw. It was checked when it came; an import's is stored as it was."""
+    there = evidence.get("swallow")
+    return record.from_data(there) if there else None
 
 
 def _plain(value: object) -> str:
@@ -352,7 +375,9 @@ def _trials(session: Session, measurement: int, asked: TrialFilter) -> tuple[Tri
     )
     if asked.before is not None:
         query = query.where(col(Trial.id) < asked.before)
-    if asked.outcome == "failed":
+    if asked.outcome == "swallow":
+        query = query.where(col(Trial.foreign_nodes) > 0)
+    elif asked.outcome == "failed":
         query = query.where(col(Trial.outcome).in_(_FAILURES))
     elif asked.outcome:
         query = query.where(Trial.outcome == Outcome(asked.outcome))
@@ -366,6 +391,7 @@ def _trials(session: Session, measurement: int, asked: TrialFilter) -> tuple[Tri
             worker=worker or "",
             device=trial.device,
             finished_at=trial.finished_at,
+            foreign=trial.foreign_nodes,
         )
         for trial, worker in session.exec(query)
     )

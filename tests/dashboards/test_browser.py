@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -214,3 +215,92 @@ def test_whether_a_failure_is_known_takes_two_clicks(chromium: Browser, site: Si
         first = page.locator(".facts div", has_text="First seen")
         first.wait_for()
         assert site.made.shas["race"][:9] in first.inner_text()
+
+
+def test_a_line_of_a_job_s_log_finds_its_signature(chromium: Browser, site: Site) -> None:
+    with opened(chromium, f"{site.address}/signatures") as tab:
+        page = tab.page
+        page.keyboard.press("/")
+        page.keyboard.type("sigsegv CUEVENTRECORD")
+        with page.expect_navigation():
+            page.keyboard.press("Enter")
+        assert "text=sigsegv+CUEVENTRECORD" in page.url
+        rows = page.locator("#signatures tbody tr")
+        assert [row.locator("th code").inner_text() for row in rows.all()] == [
+            "SIGSEGV in cuEventRecord"
+        ]
+        page.get_by_label("Text").fill("of nothing that was seen")
+        with page.expect_navigation():
+            page.get_by_role("button", name="Show", exact=True).click()
+        assert "No signature has all of these words" in page.locator(".empty").inner_text()
+        assert tab.wrong == []
+
+
+def test_a_trial_says_whether_it_is_known_and_since_when(chromium: Browser, site: Site) -> None:
+    with opened(chromium, f"{site.address}/trials/{site.made.failed_trial}") as tab:
+        known = tab.page.locator(".known")
+        told = known.inner_text()
+        assert re.search(r"Known: \d+ trials at 4 commits ended like it, first .* ago at ", told)
+        assert site.made.shas["race"][:9] in told
+
+
+def test_a_trend_shows_either_rate_by_a_link_in_the_address(chromium: Browser, site: Site) -> None:
+    cell = site.made.cells["softmax ffi13, background, hold 20 ms"]
+    with opened(chromium, f"{site.address}/trend?subject=te&cell={cell}") as tab:
+        page = tab.page
+        which = page.get_by_role("navigation", name="Which rate")
+        assert which.locator("[aria-current]").inner_text() == "Rate of failures"
+        failures = page.locator(".trend .dot.races").count()
+        with page.expect_navigation():
+            which.get_by_role("link", name="Rate of foreign work").click()
+        assert "rate=swallow" in page.url
+        assert page.locator(".trend .dot.swallows").count() > failures, "it was there before"
+        assert "had foreign work" in page.locator("#trend .big").inner_text()
+        with page.expect_navigation():
+            page.get_by_role("button", name="Show", exact=True).click()
+        assert "rate=swallow" in page.url, "the form keeps it"
+        assert tab.wrong == []
+
+
+def test_a_pass_that_swallowed_is_one_click_from_who_was_swallowed(
+    chromium: Browser, site: Site
+) -> None:
+    with opened(chromium, f"{site.address}/runs/{site.made.runs['race']}") as tab:
+        page = tab.page
+        row = page.locator("#cells tr", has_text="softmax ffi13, background, hold 20 ms")
+        assert "2 pass (swallow)" in row.inner_text()
+        row.locator("th a").click()
+        trial = page.locator("#trials tr", has_text="pass (swallow)").first
+        trial.locator("td a").click()
+        page.get_by_role("heading", name="Foreign work in capture windows").wait_for()
+        assert page.get_by_role("heading", level=1).inner_text().startswith("pass (swallow)")
+        assert page.locator("#swallow tbody tr", has_text="cuLaunchKernelEx").count() > 0
+        page.get_by_text("The first 5 foreign calls").click()
+        assert page.locator("#swallow tbody tr", has_text="0.04 ms").is_visible()
+        assert tab.wrong == []
+
+
+def test_on_a_phone_rate_and_verdict_are_in_sight(chromium: Browser, site: Site) -> None:
+    address = f"{site.address}/runs/{site.made.runs['race']}"
+    with opened(chromium, address, viewport=NARROW) as tab:
+        row = tab.page.locator("#cells tbody tr").first
+        row.scroll_into_view_if_needed()
+        for name in ("Trials", "Failed", "Rate and 95 % interval", "Verdict"):
+            box = row.locator(f'td[data-label="{name}"]').bounding_box()
+            assert box is not None, name
+            assert box["x"] >= 0, name
+            assert box["x"] + box["width"] <= NARROW["width"], name
+
+
+def test_a_comparison_follows_too(chromium: Browser, site: Site) -> None:
+    shas, run = site.made.shas, site.made.runs["running"]
+    address = f"{site.address}/compare?subject=te&a={shas['fix']}&b={shas['head']}"
+    with opened(chromium, address) as tab:
+        page = tab.page
+        page.locator("#live.on", has_text="live").wait_for()
+        row = page.locator("#compared tr", has_text="stock, background").first
+        counted = row.locator('td[data-label="Head"] a')
+        before = int(counted.inner_text().split()[-1])
+        showcase.one_more(site.database, run)
+        row.locator('td[data-label="Head"] a', has_text=f"of {before + 1}").wait_for()
+        assert tab.wrong == []

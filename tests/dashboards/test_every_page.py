@@ -60,7 +60,7 @@ def bisecting(
             yield running, made
 
 
-@pytest.mark.parametrize("name", ["list", "found", "searching", "merge"])
+@pytest.mark.parametrize("name", ["list", "found", "searching", "merge", "queued", "failed"])
 def test_bisections_are_clean_too(
     chromium: Browser, bisecting: tuple[Served, Made], axe: str, name: str
 ) -> None:
@@ -72,18 +72,17 @@ def test_bisections_are_clean_too(
 
 
 def look(page: Page, address: str, axe: str) -> None:
-    """Wide in light, and narrow in dark: axe-core finds nothing, and the page itself does not
+    """Light and dark, wide and on a phone: axe-core finds nothing, and the page itself does not
     scroll sideways."""
-    page.emulate_media(color_scheme="light")
     page.set_viewport_size(WIDE)  # type: ignore[arg-type]
     page.goto(address)
     page.evaluate(axe)
-    assert violations(page) == []
-    assert sideways(page) <= WIDE["width"]
-    page.emulate_media(color_scheme="dark")
-    page.set_viewport_size(NARROW)  # type: ignore[arg-type]
-    assert violations(page) == []
-    assert sideways(page) <= NARROW["width"]
+    for viewport in (WIDE, NARROW):
+        page.set_viewport_size(viewport)  # type: ignore[arg-type]
+        assert sideways(page) <= viewport["width"]
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            assert violations(page) == [], f"{scheme}, {viewport['width']} pixels wide"
 
 
 def sideways(page: Page) -> int:

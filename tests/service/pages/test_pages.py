@@ -19,6 +19,10 @@ def addresses(made: Showcase) -> dict[str, str]:
         "emulated grid": "/?subject=demo",
         "filtered grid": "/?subject=te&outcome=crash&text=jax&since=2020-01-01&matrix=issue-3863",
         "trend": f"/trend?subject=te&queue=sm90&cell={made.cells['stock, background']}",
+        "trend of foreign work": "/trend?subject=te&queue=sm90&rate=swallow"
+        f"&cell={made.cells['stock, background']}",
+        "unwatched trend": "/trend?subject=te&queue=sm90&rate=swallow"
+        f"&cell={made.cells['softmax stock, background']}",
         "quiet trend": f"/trend?subject=te&cell={made.cells['stock, alone']}",
         "emulated trend": f"/trend?subject=demo&cell={made.cells['stock, background']}",
         "compare": f"/compare?subject=te&a={made.shas['before']}&b={made.shas['race'][:12]}",
@@ -27,6 +31,7 @@ def addresses(made: Showcase) -> dict[str, str]:
         "&base=stock&head=owned-stream&queue=sm90",
         "compare nothing": "/compare",
         "signatures": "/signatures",
+        "no signature": "/signatures?text=of+nothing",
         "signature": "/signature?subject=te&queue=sm90&outcome=crash"
         "&signature=SIGSEGV+in+cuEventRecord",
         "measurement": f"/measurements/{made.measurement}",
@@ -49,11 +54,11 @@ def addresses(made: Showcase) -> dict[str, str]:
 
 
 PAGES = (
-    "grid", "other branch", "emulated grid", "filtered grid", "trend", "quiet trend",
-    "emulated trend", "compare", "compare broken", "compare variants", "compare nothing",
-    "signatures", "signature", "measurement", "order", "runs", "run", "running", "awaiting",
-    "broken", "emulated run", "trial", "commit", "broken commit", "build", "workers", "pulls",
-    "nothing", "not there",
+    "grid", "other branch", "emulated grid", "filtered grid", "trend", "trend of foreign work",
+    "unwatched trend", "quiet trend", "emulated trend", "compare", "compare broken",
+    "compare variants", "compare nothing", "signatures", "no signature", "signature",
+    "measurement", "order", "runs", "run", "running", "awaiting", "broken", "emulated run",
+    "trial", "commit", "broken commit", "build", "workers", "pulls", "nothing", "not there",
 )  # fmt: skip
 _VOID = {"meta", "link", "img", "input", "br", "hr", "col"}
 _CLOSED = {"rect", "line", "path", "circle"}
@@ -171,7 +176,8 @@ def test_the_first_error_of_a_log_has_an_anchor_and_stands_out(
 def test_the_run_page_has_the_issue_s_table(browser: TestClient, made: Showcase) -> None:
     page = read(browser.get(f"/runs/{made.runs['race']}").text)
     told = " ".join(" ".join(page.text).split())
-    assert "Cell Trials Failed Outcomes Rate and 95 % interval Verdict" in told
+    heading = "Cell Trials Failed Outcomes Rate and 95 % interval Verdict Trials with foreign work"
+    assert heading in told
     assert "stock, background norm-act-gemm 10 10 9 capture_error 1 crash 100 %" in told
     assert "69.2 to 100 % races" in told
     assert "undersampled 62 more for clean below 5 %" in told
@@ -228,7 +234,7 @@ def test_empty_pages_say_what_to_do_next(empty: TestClient) -> None:
         ("/runs?before=x", "query parameter before: must be the id of a run"),
         ("/runs?pull=99999999999", "query parameter pull: must be a whole number"),
         ("/pulls?state=odd", "query parameter state: must be one of open, closed, all"),
-        ("/measurements/1?outcome=odd", "query parameter outcome: must be one of failed, pass"),
+        ("/measurements/1?outcome=odd", "query parameter outcome: must be one of failed, swallow"),
     ],
 )
 def test_a_filter_that_makes_no_sense_gets_one_sentence(
