@@ -22,6 +22,7 @@ from service.tables import Bisection
 from tests.conftest import Eventually
 from tests.service.pages.conftest import BROWSER
 from tests.service.pages.served import served
+from tests.service.pages.test_elsewhere import copied, rows
 from tests.service.pages.test_live import page as stream
 from tests.service.pages.test_pages import read
 from tests.service.reading import bisected, showcase
@@ -303,3 +304,16 @@ def test_an_open_page_is_told_of_each_observation(
         assert "16 of 16 failed" in after
     with db.session() as session:
         assert session.get_one(Bisection, identity).state == "running"
+
+
+def test_its_verdict_as_markdown(browser: TestClient, bisecting: tuple[Database, Made]) -> None:
+    made = bisecting[1]
+    markdown = copied(browser, address(made, "found"), "markdown")
+    assert f"/bisections/{made.ids['found']})**" in markdown
+    assert "raised the failure rate from" in markdown
+    table = rows(markdown)
+    assert table[0] == ["build of", "title", "probability", "failed", "rate (95 % interval)"]
+    assert any(row[2] == "over 99.99 %" for row in table[1:])
+    assert copied(browser, address(made, "found"), "permalink").endswith(address(made, "found"))
+    for name in NAMES:
+        assert copied(browser, address(made, name), "markdown").startswith("**["), name

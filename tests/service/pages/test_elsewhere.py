@@ -160,6 +160,31 @@ def test_every_table_is_there_as_data_with_both_rates(browser: TestClient, made:
     assert told["swallow"]["passes"] == 2
 
 
+def test_the_api_has_both_rates_too(browser: TestClient, made: Showcase) -> None:
+    race, cell = made.shas["race"], made.cells["softmax ffi13, background, hold 20 ms"]
+    run = browser.get(f"/api/v1/runs/{made.runs['race']}").json()
+    (held,) = (
+        one for one in run["cells"] if one["name"] == "softmax ffi13, background, hold 20 ms"
+    )
+    assert held["swallow"] == {
+        "k": 4, "n": 6, "passes": 2, "rate": pytest.approx(2 / 3), "verdict": "races",
+        "interval": [pytest.approx(0.223, abs=1e-3), pytest.approx(0.957, abs=1e-3)],
+    }  # fmt: skip
+    stock = f"/api/v1/trend?subject=te&branch=main&cell={made.cells['stock, background']}"
+    changes = browser.get(f"{stock}&rate=swallow").json()["changes"]
+    assert [(one["commit"]["sha"], one["direction"]) for one in changes][-1] == (race, "rise")
+    assert browser.get(f"{stock}&rate=odd").status_code == 422
+    line = next(
+        one for one in lines(browser, f"/api/v1/trend?subject=te&cell={cell}&format=csv")
+        if one["sha"] == race
+    )  # fmt: skip
+    assert (line["watched"], line["swallow_k"], line["swallow_passes"]) == ("6", "4", "2")
+    trials = lines(browser, f"/api/v1/runs/{made.runs['race']}/trials?format=csv")
+    foreign = {one["foreign_nodes"] for one in trials if "alone" in one["cell"]}
+    assert foreign == {"0"}, "watched, and nothing was seen"
+    assert {one["foreign_nodes"] for one in trials if "unregistered" in one["cell"]} == {""}
+
+
 def test_a_comparison_as_data(browser: TestClient, made: Showcase) -> None:
     race = made.shas["race"]
     query = f"subject=te&a={race[:9]}&b={race[:9]}&base=stock&head=owned-stream"

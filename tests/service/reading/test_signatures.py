@@ -107,3 +107,22 @@ def test_the_list_names_the_commits_of_first_and_last(shown: Shown) -> None:
     assert crash.first.sha == made.shas["race"]
     assert crash.last.title == "[JAX] Quantize gradients in one pass (#2250)"
     assert page.queues == ("emulated", "sm90")
+
+
+def test_words_of_a_log_find_a_signature(shown: Shown) -> None:
+    found = list(groups(shown, "te").values())
+    alike = signatures.with_text(found, "  CUEVENTRECORD sigsegv ")
+    assert [group.signature for group in alike] == ["SIGSEGV in cuEventRecord"]
+    assert signatures.with_text(found, "SIGSEGV elsewhere") == []
+    assert signatures.with_text(found, "") == found
+
+
+def test_a_failure_is_known_since_the_first_trial_that_ended_so(shown: Shown) -> None:
+    database, made = shown
+    with database.session() as session:
+        found = signatures.known(session, "te", "sm90", "crash", "SIGSEGV in cuEventRecord")
+        assert (
+            signatures.known(session, "te", "emulated", "crash", "SIGSEGV in cuEventRecord") is None
+        )
+    assert found is not None
+    assert (found.trials, found.commits, found.first.sha) == (4, 4, made.shas["race"])
