@@ -185,6 +185,18 @@ class Repository:
         found = self._git("merge-base", one.sha, other.sha, check=False).stdout.strip()
         return self._commit(found, found) if found else None
 
+    def is_on_branch(self, sha: str) -> bool:
+        """Whether a branch or a tag has a commit; a fork's, which no one took in, none has."""
+        if self._is_held(sha) or not self.mirror:
+            return self._is_held(sha)
+        self._fetch(None)
+        return self._is_held(sha)
+
+    def _is_held(self, sha: str) -> bool:
+        held = ("refs/heads", "refs/tags", "refs/remotes/origin")
+        found = self._git("for-each-ref", "--count=1", f"--contains={sha}", *held)
+        return bool(found.stdout.strip())
+
     def first_parent(self, head: Commit, *, since: Commit | None = None) -> list[Commit]:
         """Commits of the first-parent history, newest first, without those that `since` has."""
         limits = [f"^{since.sha}"] if since else []

@@ -28,6 +28,10 @@ class Lineage(Protocol):
         """The commit that a branch, a tag or a hash names. Raises RefError."""
         ...
 
+    def is_on_branch(self, commit: Commit) -> bool:
+        """Whether a branch or a tag of the repository has a commit."""
+        ...
+
     def merge_base(self, one: Commit, other: Commit) -> Commit | None:
         """The newest commit that both have in their history; None where there is none."""
         ...
@@ -67,6 +71,10 @@ class GitLineage:
     def resolve(self, ref: str) -> Commit:
         """See Lineage."""
         return self.repository.resolve(ref)
+
+    def is_on_branch(self, commit: Commit) -> bool:
+        """See Lineage."""
+        return self.repository.is_on_branch(commit.sha)
 
     def merge_base(self, one: Commit, other: Commit) -> Commit | None:
         """See Lineage."""

@@ -41,6 +41,7 @@ from service.tables import (
     CommitBuild,
     Measurement,
     Origin,
+    Pull,
     Run,
     RunCell,
     Trial,
@@ -154,7 +155,7 @@ def asked(session: Session, bisection: UUID, what: str) -> dict[str, Any] | None
     if row is None or row.state not in OPEN:
         return None
     if what == "range":
-        return {} if row.searched is None else None
+        return {"own": _own_heads(session, row)} if row.searched is None else None
     wanted = decision(session, row)
     state = state_of(row, events(session, row))
     assert state is not None
@@ -166,6 +167,14 @@ def asked(session: Session, bisection: UUID, what: str) -> dict[str, Any] | None
             "head": asdict(wanted.revert.head),
         }
     return None
+
+
+def _own_heads(session: Session, row: Bisection) -> list[str]:
+    """Ends that are heads of pull requests of the repository's own branches."""
+    found = select(Pull.head_sha).where(
+        Pull.subject == row.subject, ~col(Pull.fork), col(Pull.head_sha).in_((row.good, row.bad))
+    )
+    return list(session.exec(found))
 
 
 def ranged(session: Session, bisection: UUID, answer: Mapping[str, Any]) -> None:

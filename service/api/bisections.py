@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID, uuid5
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from sqlalchemy import func
 from sqlmodel import Session, col, select
 
 from runner import result
@@ -137,8 +138,8 @@ class BisectionIn(Said):
         examples=[7200],
     )
 
-    observe: Observe = Field(
-        default=Observe.FAILURE,
+    observe: Literal["failure", "swallow"] = Field(
+        default="failure",
         description="What is counted of a trial: that it failed, or that foreign work went into a "
         "capture window (`swallow`), however it ended. A rare race takes fewer trials so; those "
         "that the detector did not watch count for nothing then.",
@@ -780,7 +781,8 @@ def start_bisection(
     """A worker works out the range, so ends that have nothing to bisect between end it as failed.
 
     All commits between are built and run as the repository's own, so both ends have to be on a
-    branch or a tag of it, or be the head of a pull request that is no fork's.
+    branch or a tag of it, or be the head of a pull request that is no fork's. Of a commit by its
+    hash that this service does not know yet, the worker finds that out.
     """
     settings: ServiceSettings = request.app.state.settings
     database: Database = request.app.state.database
@@ -873,7 +875,7 @@ def _request(
         toolchain=tracked.toolchain,
         confidence=body.confidence,
         budget_s=body.budget_s,
-        observe=body.observe,
+        observe=Observe(body.observe),
         requested_by=caller.name,
         id=identity,
     )
@@ -892,13 +894,12 @@ def _end(session: Session, tracked: Tracked, name: str, ref: str) -> str:
     sha = on_branch(session, tracked, ref) or _own_head(session, tracked, ref)
     if sha is not None:
         return sha
-    if tracked.source:
+    if _is_forks(session, tracked, ref):
         raise refused(
             409,
-            f"{name}: commit {ref} is on no branch or tag that is known here, so it may be a "
-            f"fork's: name a branch or a tag that has it",
+            f"{name}: commit {ref} is a fork's: a bisection runs the repository's own commits only",
         )
-    return ref  # of a history that Racewatch makes itself, which has no forks
+    return ref  # a worker looks whether a branch has it
 
 
 def _own_head(session: Session, tracked: Tracked, ref: str) -> str | None:
@@ -907,6 +908,14 @@ def _own_head(session: Session, tracked: Tracked, ref: str) -> str | None:
         Pull.subject == tracked.name, ~col(Pull.fork), col(Pull.head_sha).startswith(ref)
     )
     return session.exec(found.limit(1)).first()
+
+
+def _is_forks(session: Session, tracked: Tracked, ref: str) -> bool:
+    """Whether it is the head of a fork's pull request."""
+    found = select(Pull.number).where(
+        Pull.subject == tracked.name, col(Pull.fork), func.starts_with(Pull.head_sha, ref)
+    )
+    return session.exec(found.limit(1)).first() is not None
 
 
 def _no_forks_pull(session: Session, tracked: Tracked, number: int, what: str) -> None:

@@ -350,6 +350,22 @@ def propose(work: Work, number: int, files: Mapping[str, str]) -> str:
     return sha
 
 
+@pytest.mark.parametrize("scheme", ["", "file://localhost"])
+def test_a_commit_of_a_proposal_is_on_no_branch_until_it_is_taken_in(
+    work: Work, cache: Path, scheme: str
+) -> None:
+    first = work.git("rev-parse", "HEAD")
+    proposed = propose(work, 4, {"new": "file\n"})
+    work.commit("Meanwhile", {"README": "two\n"})
+    repository = open_repository(f"{scheme}{work.folder}", cache)
+    assert repository.resolve("pull/4").sha == proposed
+
+    assert repository.is_on_branch(first)
+    assert not repository.is_on_branch(proposed)
+    work.git("merge", "--quiet", "--no-edit", proposed)
+    assert repository.is_on_branch(proposed)
+
+
 def snapshot(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
 

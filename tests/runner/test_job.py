@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from runner import demo_repo, result
 from runner import matrix as matrices
-from runner import result
 from runner.outcome import Outcome
 from runner.result import RunEnded, RunStarted, TrialFinished
 from tests.conftest import Eventually
@@ -131,6 +131,29 @@ def test_a_history_is_newest_first_and_begins_after_its_older_end(
     (whole,) = answers(environment, do="history", ref="fix")
     assert whole["since"] is None
     assert len(whole["history"]) > len(found["history"])
+
+
+def test_a_range_between_commits_that_no_branch_has_is_refused(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "repository"
+    demo_repo.create(folder)
+    named = {
+        ref: subprocess.run(
+            ["git", "-C", folder, "rev-parse", ref], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for ref in ("refs/pull/7/head", "before")
+    }
+    proposed = named["refs/pull/7/head"]
+
+    def searched(**more: Any) -> list[dict[str, Any]]:
+        asked = {"good": named["before"], "bad": proposed, "build": "stock", **more}
+        return answers(environment, 2 if "own" not in asked else 0, do="range", **asked)
+
+    (refused,) = searched(repository=str(folder))
+    assert f"bad: commit {proposed} is on no branch or tag of the repository" in str(refused)
+    (found,) = searched(repository=str(folder), own=[proposed])
+    assert found["range"]["bad"]["sha"] == proposed
 
 
 def test_a_host_tells_its_device_and_how_many_trials_it_runs(environment: dict[str, str]) -> None:

@@ -7,7 +7,7 @@ import io
 import threading
 from collections.abc import Iterator
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import text
@@ -81,11 +81,14 @@ def test_a_bisection_is_stored_with_the_job_that_works_out_its_range(
 
 def test_a_matrix_of_ones_own_and_what_it_shall_cost(client: TestClient, runner: Headers) -> None:
     mine = {"name": "mine", "cells": [{"variant": "stock", "hold_ms": 20, "name": "held"}]}
-    answer = start(client, runner, matrix=mine, cell="held", confidence=0.9, budget_s=7200)
+    answer = start(
+        client, runner, matrix=mine, cell="held", confidence=0.9, budget_s=7200, observe="swallow"
+    )
     assert answer.status_code == 201
     found = answer.json()
     assert (found["matrix"], found["cell"], found["variant"]["hold_ms"]) == ("mine", "held", 20)
     assert (found["confidence"], found["budget_s"]) == (0.9, 7200)
+    assert (found["observe"], found["cause"]) == ("swallow", None)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +107,7 @@ def test_a_matrix_of_ones_own_and_what_it_shall_cost(client: TestClient, runner:
         ({"confidence": "0.9"}, 422, "body, confidence: must be a valid number, got '0.9'"),
         ({"budget_s": 0}, 422, "body, budget_s: must be greater than 0, got 0.0"),
         ({"budget_s": True}, 422, "body, budget_s: must be a valid number, got True"),
+        ({"observe": "luck"}, 422, "body, observe: must be 'failure' or 'swallow', got 'luck'"),
         ({"queue": "sm12"}, 409, "queue: te is tracked on sm90, and no worker takes 'sm12'"),
         ({"budget": 7200}, 422, "body, budget: is not known, got 7200"),
     ],
@@ -150,8 +154,8 @@ def test_it_takes_a_token_that_may_run(client: TestClient, approver: Headers) ->
         ("pull/12", "good is pull request 12, which is a fork's"),
         ("refs/pull/12/head", "good is pull request 12, which is a fork's"),
         ("pull/99", "good is pull request 99, which is not known here"),
-        (FORK_HEAD, f"good: commit {FORK_HEAD} is on no branch or tag that is known here"),
-        ("1" * 40, f"good: commit {'1' * 40} is on no branch or tag that is known here"),
+        (FORK_HEAD, f"good: commit {FORK_HEAD} is a fork's: a bisection runs the repository's own"),
+        (FORK_HEAD[:9], f"good: commit {FORK_HEAD[:9]} is a fork's"),
     ],
 )
 def test_no_fork_s_code_is_bisected_by_whoever(
@@ -190,6 +194,16 @@ def test_commits_of_branches_and_own_pull_requests_are(
     with db.session() as session:
         session.get_one(Pull, ("te", 13)).fork = True
     assert start(client, runner, good=OWN_HEAD).status_code == 409
+
+
+def test_whether_a_branch_has_a_commit_that_is_not_known_here_is_found_out_by_a_worker(
+    client: TestClient, runner: Headers, history: History, db: Database
+) -> None:
+    answer = start(client, runner, good="1" * 40, bad=OWN_HEAD)
+    assert answer.status_code == 201
+    with db.session() as session:
+        told = bisection.asked(session, UUID(answer.json()["id"]), "range")
+    assert told == {"own": [OWN_HEAD]}
 
 
 def test_of_a_history_that_racewatch_makes_any_commit_is(
