@@ -23,14 +23,20 @@ from runner import device as host
 from runner import matrix as matrices
 from runner import result
 from runner.bisect.range import Range, between, into_merge
-from runner.errors import InfrastructureError, RacewatchError, RefError, VariantError
+from runner.errors import (
+    BisectionError,
+    InfrastructureError,
+    RacewatchError,
+    RefError,
+    VariantError,
+)
 from runner.node import Stopped, compilation_cache, guarded, in_own_folder
 from runner.result import Commit
 from runner.run import HARNESS, Base, BuildId, Plan, PreparedBuild, Run, builds_of, default_parallel
 from runner.sandbox.choice import Choice
 from runner.settings import Settings
 from runner.subject import Options, Request, Subject
-from runner.subjects import open_subject
+from runner.subjects import control_of, open_subject
 from runner.trial.supervise import Deadlines
 from runner.variants.names import BuildKind
 
@@ -207,9 +213,21 @@ def _history(request: dict[str, Any], answer: Answer) -> None:
 
 
 def _range(request: dict[str, Any], answer: Answer) -> None:
-    """The range between two refs, as a bisection searches it."""
+    """The range between two refs, as a bisection searches it.
+
+    Where the repository is not made by Racewatch itself, an end that is named by its hash has to be
+    on a branch or a tag, or one of `own`: a fork's commits can be had by their hash as well.
+    """
     lineage = _open(request).lineage()
     good, bad = (lineage.resolve(request[end]) for end in ("good", "bad"))
+    for end, commit in (("good", good), ("bad", bad)):
+        is_hash = re.fullmatch(r"[0-9a-f]{7,40}", request[end])
+        vouched = not request.get("repository") or commit.sha in request.get("own", ())
+        if is_hash and not vouched and not lineage.is_on_branch(commit):
+            raise BisectionError(
+                f"{end}: commit {request[end]} is on no branch or tag of the repository, so it may "
+                f"be a fork's: name a branch or a tag that has it"
+            )
     found = between(lineage, good, bad, BuildId.parse(request["build"]))
     answer({"range": found.to_data()})
 
