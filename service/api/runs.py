@@ -92,6 +92,7 @@ class RunOut(BaseModel):
     trusted: bool = Field(description="False for a fork's code.")
     sequential: bool = Field(description="Cells stop as soon as they are decided.")
     adaptive: bool
+    bisection_id: UUID | None = Field(description="The bisection whose probe it is.")
     clean_below: float
     environment: EnvironmentOut | None
     progress: Progress
