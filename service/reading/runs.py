@@ -162,9 +162,10 @@ class Approval:
 
 @dataclass(frozen=True)
 class RunPage:
-    """One run. setup: what else is known of how its trials ran, such as the sandbox.
+    """One run.
 
-    command: runs it again elsewhere; None where its commit or matrix is not known.
+    bisection: whose probe it is. setup: what else is known of how its trials ran, such as the
+    sandbox. command: runs it again elsewhere; None where its commit or matrix is not known.
     """
 
     id: UUID
@@ -183,6 +184,7 @@ class RunPage:
     environment: EnvironmentName | None
     origin: str
     requested_by: str
+    bisection: UUID | None
     trusted: bool
     adaptive: bool
     state: str
@@ -359,6 +361,7 @@ def read(session: Session, run_id: UUID) -> RunPage | None:
         environment=environment_name(environment) if environment else None,
         origin=run.origin,
         requested_by=run.requested_by,
+        bisection=run.bisection_id,
         trusted=run.trusted,
         adaptive=run.adaptive,
         state=run.state,

@@ -341,7 +341,10 @@ def test_what_goes_on_is_told_with_its_runs_and_what_follows(
     assert found["stage"] == "search"
     assert found["running"]
     for probe in found["running"]:
-        assert client.get(f"/api/v1/runs/{probe['run']}").json()["origin"] == "bisection"
+        run = client.get(f"/api/v1/runs/{probe['run']}").json()
+        assert (run["origin"], run["bisection_id"]) == ("bisection", found["id"])
+        page = client.get(f"/runs/{probe['run']}").text
+        assert f'href="/bisections/{found["id"]}"' in page
         assert (probe["done"], probe["check"]) == (0, 0)
         assert probe["expected_s"] > 0
     assert found["next"]["text"]
