@@ -1,0 +1,124 @@
+"""What a bisection takes as an observation, from what is stored."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlmodel import Session, col, select
+
+from runner import matrix as matrices
+from runner.bisect.events import Observation, Seen
+from runner.bisect.range import BuildClass, Range
+from runner.bisect.settings import Observe
+from runner.outcome import Outcome
+from runner.result import Commit
+from service import bisection
+from service.bisection import BisectionRequest
+from service.database import Database
+from service.tables import Bisection, Claim, Measurement, Origin, Run, RunCell, RunState, Trial
+from service.tables.columns import now
+from tests.service.stories import BASE, CLEAN, HEAD, MATRIX, RACY, STOCK, run_of
+
+GOOD, BAD = Commit(BASE, "main", "Good"), Commit(HEAD, "main", "Bad")
+SEARCHED = Range(
+    GOOD, BAD, "stock", (BuildClass("good", (GOOD,)), BuildClass("bad", (BAD,), blamed=BAD))
+)
+
+
+def ordered(session: Session, observe: Observe) -> UUID:
+    """A bisection between the two, whose range is known."""
+    request = BisectionRequest(
+        subject="te", good=BASE, bad=HEAD, matrix=MATRIX, cell=STOCK, queue="sm90", observe=observe
+    )
+    identity = bisection.order(session, request).id
+    bisection.ranged(session, identity, {"range": SEARCHED.to_data()})
+    return identity
+
+
+def seen(session: Session, identity: UUID) -> list[Any]:
+    return bisection.events(session, session.get_one(Bisection, identity))
+
+
+@pytest.mark.parametrize(
+    ("observe", "counts"),
+    [
+        (Observe.FAILURE, {"good": (0, 100), "bad": (100, 100)}),
+        (Observe.SWALLOW, {"bad": (7, 60)}),  # nobody watched the good end's trials
+    ],
+)
+def test_trials_of_the_same_builds_are_observations_for_nothing(
+    db: Database, observe: Observe, counts: dict[str, tuple[int, int]]
+) -> None:
+    with db.session() as session:
+        run_of(session, CLEAN, BASE, pull=None, origin=Origin.PUSH)
+        run = run_of(session, RACY, HEAD, pull=None, origin=Origin.PUSH)
+        cell = session.exec(
+            select(RunCell).where(RunCell.run_id == run.id, RunCell.name == STOCK)
+        ).one()
+        measurement = session.get_one(Measurement, cell.measurement_id)
+        measurement.watched, measurement.swallowed = 60, 7
+        session.add(measurement)
+        session.flush()
+        identity = ordered(session, observe)
+        found = {one.key: (one.k, one.n) for one in seen(session, identity)}
+        state = bisection.state_of(session.get_one(Bisection, identity), seen(session, identity))
+    assert found == counts
+    assert state is not None
+    assert state.settings.observe is observe
+    assert state.spent.trials == 0
+
+
+@pytest.mark.parametrize(
+    ("foreign", "observed"),
+    [
+        ((0, 3, None, 9), Observation("bad", k=2, n=3)),
+        (
+            (None, None, None, None),
+            Observation("bad", Seen.INFRASTRUCTURE, reason="no trial was watched by the detector"),
+        ),
+    ],
+    ids=["some were watched", "none was"],
+)
+def test_swallows_are_counted_over_trials_that_were_watched(
+    db: Database, foreign: tuple[int | None, ...], observed: Observation
+) -> None:
+    with db.session() as session:
+        identity = ordered(session, Observe.SWALLOW)
+        row = session.get_one(Bisection, identity)
+        probe = next(
+            run for run in bisection.probes(session, row) if bisection.probe_of(run).key == "bad"
+        )
+        assert matrices.from_data(probe.matrix).detect
+        _end(session, probe, foreign)
+        bisection.advance(session, identity)
+        (found,) = seen(session, identity)
+    assert (found.key, found.seen, found.k, found.n, found.reason) == (
+        observed.key, observed.seen, observed.k, observed.n, observed.reason,
+    )  # fmt: skip
+
+
+def _end(session: Session, run: Run, foreign: tuple[int | None, ...]) -> None:
+    """End a probe with so many passes, and one trial that the device could not run."""
+    cell = session.exec(select(RunCell).where(RunCell.run_id == run.id)).one()
+    claim = Claim(run_id=run.id)
+    like = run_of(session, CLEAN, "e" * 40, pull=None, origin=Origin.PUSH)
+    there = session.exec(
+        select(RunCell.measurement_id).where(
+            RunCell.run_id == like.id, col(RunCell.measurement_id).is_not(None)
+        )
+    ).first()
+    session.add(claim)
+    session.flush()
+    for index, nodes in enumerate((*foreign, 5)):
+        outcome = Outcome.PASS if index < len(foreign) else Outcome.INFRA_ERROR
+        session.add(
+            Trial(
+                measurement_id=there, run_id=run.id, run_cell_id=cell.id, claim_id=claim.id,
+                index=index, outcome=str(outcome), foreign_nodes=nodes,
+            )
+        )  # fmt: skip
+    run.state, run.finished_at = RunState.COMPLETE, now()
+    session.add(run)
+    session.flush()
