@@ -314,7 +314,9 @@ def _build_control(
     subject: Subject, matrix: matrices.Matrix, console: Console
 ) -> tuple[Base | None, str]:
     """The build of the control cells; without one, a sentence where the matrix asks for some."""
-    commit, lacking = control_of(subject, matrix)
+    if not matrix.controls:
+        return None, ""
+    commit, lacking = control_of(subject)
     if commit is None:
         return None, lacking
     stock = BuildId(BuildKind.STOCK)

@@ -41,7 +41,10 @@ def cell(control: Control) -> Cell:
 
 def control_of(name: str) -> Control | None:
     """What a trial of a cell of that name is known to do; None where it is no control trial."""
-    return Control(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else None
+    return _BY_NAME.get(name)
+
+
+_BY_NAME = {f"{PREFIX}{control}": control for control in Control}
 
 
 @dataclass(frozen=True)

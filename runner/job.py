@@ -111,11 +111,14 @@ def _resolve(request: dict[str, Any], answer: Answer) -> None:
     subject = _open(request)
     commit = _commit(subject, request)
     base = subject.base_of(commit)
+    control, lacking = control_of(subject) if request.get("controls") else (None, "")
     answer(
         {
             "commit": asdict(commit),
             "base": asdict(base) if base else None,
             "toolchain": subject.toolchain_name,
+            "control": asdict(control) if control else None,
+            "notes": [lacking] if lacking else [],
             "branches": {} if commit.is_release else _branches(subject, request),
         }
     )
@@ -263,7 +266,7 @@ def _trials(request: dict[str, Any], answer: Answer) -> None:
     """The trials of a matrix, as a run of its own; the answers are its events."""
     subject = _open(request)
     commit, wanted = Commit(**request["commit"]), matrices.from_data(request["matrix"])
-    found = subject.devices(request.get("devices", []))
+    found = _without(subject.devices(request.get("devices", [])), request.get("without", []))
     builds = {build_id: subject.build(commit, build_id) for build_id in builds_of(wanted)}
     _check_keys(builds, request.get("keys", {}))
     choice = _choice(request).pinned()
@@ -294,6 +297,12 @@ def _trials(request: dict[str, Any], answer: Answer) -> None:
     a_run = Run(plan, choice.trials(plan, python, environment, Settings.load().home))
     for event in _events(a_run):
         answer(json.loads(result.dump(event)))
+
+
+def _without(found: host.HostDevices, devices: Sequence[str]) -> host.HostDevices:
+    """The devices of this host less those, unless that leaves none."""
+    kept = tuple(one for one in found.device.ids if one not in devices)
+    return replace(found, device=replace(found.device, ids=kept)) if kept else found
 
 
 def _events(a_run: Run) -> Iterator[result.Event]:

@@ -108,7 +108,6 @@ class TrialFinished:
     evidence: raw facts as `runner.outcome.Evidence` names them, `output` cut to its last lines.
     times: seconds by stage. handlers: initialize handlers entered, None if the build cannot tell.
     swallow: what the detector saw, None where it was not asked to watch.
-    control: what a control trial is known to do, empty for all others.
     """
 
     run: str
@@ -128,7 +127,11 @@ class TrialFinished:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     log: str = ""
     swallow: Swallow | None = None
-    control: str = ""
+
+    @property
+    def control(self) -> str:
+        """What a control trial is known to do, empty for all others."""
+        return str(controls.control_of(self.cell) or "")
 
     @property
     def counted(self) -> bool:
@@ -168,8 +171,6 @@ def dump(event: Event) -> str:
         data["device"]["compute_capability"] = _capability(event.device)
     if isinstance(event, TrialFinished) and event.swallow is None:
         del data["swallow"]  # what is not there need not be understood by an older reader
-    if isinstance(event, TrialFinished) and not event.control:
-        del data["control"]
     if isinstance(event, RunStarted) and event.control is None:
         del data["control"]
     return json.dumps({"event": _NAMES[type(event)], "schema": SCHEMA, **data}, default=str)
@@ -226,7 +227,6 @@ def _load_trial(data: dict[str, Any]) -> TrialFinished:
             "digests": tuple(data["digests"]),
             "handlers": None if handlers is None else tuple(handlers),
             "swallow": None if swallow is None else record.from_data(swallow),
-            "control": str(controls.Control(data["control"])) if data.get("control") else "",
         }
     )
 
@@ -346,6 +346,7 @@ class Fold:
             "title": started.matrix.title,
             "clean_below": started.matrix.clean_below,
             "detect": started.matrix.detect,
+            "control_trials": started.matrix.controls,
             "parallel": started.parallel,
             "sandbox": started.sandbox,
             "toolchain": started.toolchain,

@@ -460,7 +460,6 @@ class Run:
             evidence=shown,
             log=os.path.basename(spec.log),
             swallow=self._swallow(finished),
-            control=str(control or ""),
         )
 
     def _swallow(self, finished: Finished) -> Swallow | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from runner.errors import InfrastructureError, RefError, SubjectError
-from runner.matrix import Matrix
 from runner.result import Commit
 from runner.subject import Options, Subject
 
@@ -27,10 +26,8 @@ def _te(options: Options) -> Subject:
 SUBJECTS: dict[str, Callable[[Options], Subject]] = {"demo": _demo, "te": _te}
 
 
-def control_of(subject: Subject, matrix: Matrix) -> tuple[Commit | None, str]:
-    """What a matrix's control cells run; None, and a sentence where it asks for some in vain."""
-    if not matrix.controls:
-        return None, ""
+def control_of(subject: Subject) -> tuple[Commit | None, str]:
+    """What control cells run; None, and a sentence that says why, where that cannot be had."""
     try:
         return subject.control(), ""
     except (RefError, SubjectError, InfrastructureError) as error:

@@ -155,6 +155,10 @@ def prepared(session: Session, run_id: UUID, claim: UUID, answer: Mapping[str, A
         base = rows.commit_row(session, run.subject, result.Commit(**answer["base"]))
         run.base_commit_id = base.id
     run.facts = {**run.facts, "toolchain": answer["toolchain"]}
+    if answer.get("control"):
+        control = rows.commit_row(session, run.subject, result.Commit(**answer["control"]))
+        run.facts = {**run.facts, "control": control.id}
+    run.notes = [*run.notes, *answer.get("notes", ())]
     run.state, run.reason, run.setbacks = RunState.BUILDING, "", 0
     session.add(run)
     session.flush()
@@ -232,6 +236,8 @@ def _advance_builds(session: Session, run: Run) -> None:
         if base.state not in (BuildState.DONE, BuildState.FAILED):
             return
         run.facts = {**run.facts, "needs_base": base.state == BuildState.DONE}
+    if not _control_is_settled(session, run):
+        return
     builds.settle(session, run, made)
     _settle_cells(session, run, made)
     run.state, run.reason, run.started_at = RunState.RUNNING, "", run.started_at or now()
@@ -239,6 +245,24 @@ def _advance_builds(session: Session, run: Run) -> None:
     session.flush()
     publish(session, "run", run=run.id, state=run.state)
     on_run_changed(session, run)
+
+
+def _control_is_settled(session: Session, run: Run) -> bool:
+    """Whether the build of the run's control cells is there, or it is clear that there is none."""
+    commit = run.facts.get("control")
+    if commit is None:
+        return True
+    ordered = builds.order(session, run, commit, builds.STOCK)
+    if ordered.state not in (BuildState.DONE, BuildState.FAILED):
+        return False
+    made = builds.made(session, {builds.STOCK: ordered}).get(builds.STOCK)
+    if made is not None and made.outcome is None:
+        run.facts = {**run.facts, "control_build": made.id}
+    else:
+        why = made.reason if made else ordered.reason
+        run.notes = [*run.notes, f"no control cells, so no device is proven: {why}"]
+    session.add(run)
+    return True
 
 
 def _needs_base(made: Mapping[str, Build]) -> bool:
@@ -397,6 +421,7 @@ def _reference_outputs(
             Measurement.build_id == stock.id,
             Measurement.environment_id == run.environment_id,
             col(Cell.reference).is_(True),
+            col(Cell.background).is_(False),
         )
     ).all()
     return [

@@ -163,12 +163,14 @@ def needing(session: Session, wanted: CommitBuild) -> list[Run]:
     stock = wanted.name == STOCK
     own = (col(Run.commit_id) == wanted.commit_id) & (literal(stock) | of_its_cells.exists())
     of_its_base = (col(Run.base_commit_id) == wanted.commit_id) & literal(stock)
+    control = col(Run.facts)["control"].as_integer() == wanted.commit_id
+    of_its_controls = control & literal(stock)
     same = col(Run.facts)["toolchain"].astext == wanted.toolchain
     found = session.exec(
         select(Run)
         .where(
             Run.queue == wanted.architecture,
-            own | of_its_base,
+            own | of_its_base | of_its_controls,
             (col(Run.state) == RunState.QUEUED) | ((col(Run.state) == RunState.BUILDING) & same),
         )
         .order_by(col(Run.priority).desc(), col(Run.created_at), col(Run.id))

@@ -15,13 +15,14 @@ from uuid import UUID
 from sqlalchemy import func
 from sqlmodel import Session, col, select
 
+from runner import controls, result
 from runner import matrix as matrices
-from runner import result
 from runner.errors import InfrastructureError
 from runner.matrix import Matrix
 from runner.outcome import FAILURES, Outcome
 from runner.variants.names import Variant
 from service import builds, rows
+from service import controls as control_cells
 from service.database import clock
 from service.events import publish
 from service.queue import environment_queue, trial_queue
@@ -40,6 +41,7 @@ from service.tables import (
     Run,
     RunCell,
     RunState,
+    Trial,
     Worker,
     WorkerState,
 )
@@ -54,7 +56,9 @@ FIRST_BATCH = 8
 class Batch:
     """A claim with all that it takes to carry it out.
 
-    keys: of the builds, by name. base: a fixed commit's base, whose outputs are compared.
+    keys: of the builds, by name. base: a fixed commit's base, whose outputs are compared. control:
+    the commit of the control cells, where the worker is still to be proven in this run. without:
+    devices of the worker that failed them in this run.
     """
 
     claim: UUID
@@ -64,8 +68,10 @@ class Batch:
     matrix: Matrix
     keys: dict[str, str]
     base: dict[str, Any] | None
+    control: dict[str, Any] | None
     adaptive: bool
     cells: dict[str, int] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
 
 
 class ClaimLost(Exception):
@@ -270,9 +276,11 @@ def _batch(session: Session, run: Run, claim: Claim, chosen: list[tuple[RunCell,
     commit = session.get_one(Commit, run.commit_id)
     made = builds.of_run(session, run)
     whole = matrices.from_data(run.matrix)
+    lacking = _control_trials(session, run, whole, claim.worker_id)
     trials = {cell.name: n for cell, n in chosen}
     matrix = replace(
         whole,
+        controls=lacking,
         cells=tuple(
             replace(cell, trials=trials[cell.name]) for cell in whole.cells if cell.name in trials
         ),
@@ -280,6 +288,9 @@ def _batch(session: Session, run: Run, claim: Claim, chosen: list[tuple[RunCell,
     base = None
     if run.facts.get("needs_base") and run.base_commit_id is not None:
         base = builds.as_result(session.get_one(Commit, run.base_commit_id))
+    control = None
+    if lacking:
+        control = builds.as_result(session.get_one(Commit, run.facts["control"]))
     return Batch(
         claim=claim.id,
         run=run.id,
@@ -288,9 +299,28 @@ def _batch(session: Session, run: Run, claim: Claim, chosen: list[tuple[RunCell,
         matrix=matrix,
         keys={name: build.key for name, build in made.items()},
         base=base,
+        control=control,
         adaptive=run.adaptive,
         cells={cell.name: cell.id for cell, _ in chosen if cell.id is not None},
+        without=tuple(control_cells.failed_devices(session, run.id, claim.worker_id)),
     )
+
+
+def _control_trials(session: Session, run: Run, matrix: Matrix, worker: UUID | None) -> int:
+    """Trials of each control cell that a worker's devices still lack in a run."""
+    if run.facts.get("control_build") is None:
+        return 0
+    seen = session.exec(
+        select(Trial.device, func.count())
+        .where(
+            Trial.run_id == run.id,
+            Trial.worker_id == worker,
+            Trial.control == controls.Control.KNOWN_BAD,
+            col(Trial.outcome).in_(COUNTED),
+        )
+        .group_by(Trial.device)
+    ).all()
+    return max(0, matrix.controls - min((count for _, count in seen), default=0))
 
 
 class Recorder:
@@ -378,13 +408,16 @@ class Recorder:
         if cell_id is not None:
             cell = session.get_one(Cell, session.get_one(RunCell, cell_id).cell_id)
         else:
-            cell = rows.cell_row(session, self._reference(event), reference=True)
+            cell = rows.cell_row(session, self._added(event), reference=True)
         environment = session.get_one(Environment, self._environment)
         row = rows.measurement_row(session, build, cell, environment, self._batch.adaptive)
         assert row.id is not None
         return row.id
 
-    def _reference(self, event: result.TrialFinished) -> matrices.Cell:
+    def _added(self, event: result.TrialFinished) -> matrices.Cell:
+        control = controls.control_of(event.cell)
+        if control is not None:
+            return controls.cell(control)
         program = event.cell.removeprefix(result.REFERENCE).removeprefix(result.BASE)
         # Of a program's recipes the one that ran: a reference's name does not tell it.
         asked = [c.recipe for c in self._batch.matrix.cells if str(c.program) == program]

@@ -311,6 +311,8 @@ class _Import:
         for build in self._builds.values():
             if trial.build and build.key == trial.build:
                 return build
+        if trial.control:
+            return self._build_of_control(trial)
         planned = row.build if row else "stock"
         of_base = trial.cell.startswith(BASE)
         if not trial.build and not of_base and planned in self._builds:
@@ -323,6 +325,12 @@ class _Import:
         else:
             self._builds.setdefault(planned, build)
             self._of_commit(run, run.commit_id, planned, build)
+        return build
+
+    def _build_of_control(self, trial: TrialFinished) -> Build:
+        commit = self._started.control or self._started.commit
+        build = self._build(PreparedBuild(trial.build), f"{commit.sha} {trial.cell}")
+        self._builds[f"{trial.cell}{build.key}"] = build
         return build
 
     # The end

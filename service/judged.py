@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from sqlmodel import Session, col, select
 
 from runner.outcome import Outcome
+from runner.statistics.control import ControlVerdict
 from runner.statistics.counts import Counts
 from runner.statistics.verdict import CellVerdict, StatusCell, judge_cell
 from runner.variants.names import Variant
+from service import controls
 from service.tables import (
     OPEN_STATES,
     Cell,
@@ -81,8 +83,9 @@ def cells_of(session: Session, run: Run) -> list[JudgedCell]:
     if run.base_commit_id is not None:
         base = _at_commit(session, run, run.base_commit_id, [cell for cell, _, _ in ordered])
         waits = _is_measured_now(session, run, run.base_commit_id)
+    proofs = controls.by_cell(session, run.id)
     return [
-        _judged(row, cell, measurement, base.get(row.cell_id), waits, run)
+        _judged(row, cell, measurement, base.get(row.cell_id), waits, run, proofs.get(row.id or 0))
         for row, cell, measurement in ordered
     ]
 
@@ -158,6 +161,7 @@ def _judged(
     base: Measurement | None,
     waits: bool,
     run: Run,
+    control: ControlVerdict | None = None,
 ) -> JudgedCell:
     head = Counts(measurement.k, measurement.n) if measurement else Counts()
     compared = Counts(base.k, base.n) if base is not None and base.n else None
@@ -174,7 +178,7 @@ def _judged(
         head=head,
         base=compared,
         same_build=same,
-        verdict=judge_cell(head, compared, run.clean_below, adaptive=adaptive),
+        verdict=judge_cell(head, compared, run.clean_below, control, adaptive),
         outcome=row.outcome or "",
         signature=row.signature,
         reason=row.decided if row.outcome else "",

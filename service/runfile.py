@@ -11,8 +11,8 @@ from uuid import UUID
 
 from pydantic import TypeAdapter, ValidationError
 
+from runner import controls, result
 from runner import matrix as matrices
-from runner import result
 from runner.errors import ResultError
 from runner.matrix import Cell, Matrix, Program, Recipe, resolve_recipe
 from runner.result import BASE, REFERENCE, Device, RunEnded, RunStarted, TrialFinished
@@ -53,6 +53,9 @@ class WrittenRun:
     def reference(self, trial: TrialFinished) -> Cell | None:
         """The cell of a trial that the run added to those of its matrix; None for the others."""
         name = trial.cell
+        control = controls.control_of(name)
+        if control is not None:
+            return controls.cell(control)
         if not name.startswith((REFERENCE, BASE)):
             return None
         program = name.removeprefix(REFERENCE).removeprefix(BASE)
@@ -176,7 +179,8 @@ def _matrix(data: dict[str, Any]) -> dict[str, Any]:
             for row in rows
         ],
     }
-    return matrix | ({"clean_below": data["clean_below"]} if "clean_below" in data else {})
+    asked = {"clean_below": "clean_below", "detect": "detect", "controls": "control_trials"}
+    return matrix | {key: data[name] for key, name in asked.items() if name in data}
 
 
 def _as_ordered(matrix: Matrix, device: Device) -> Matrix:
@@ -209,13 +213,13 @@ def _event(where: str, data: Any, line: str) -> result.Event:
 def _started(where: str, event: RunStarted) -> WrittenRun:
     plain = {**vars(event), "device": asdict(event.device), "commit": asdict(event.commit)}
     plain["base"] = asdict(event.base) if event.base else None
+    plain["control"] = asdict(event.control) if event.control else None
     started = _checked(where, _STARTED, plain)
     if started.subject not in SUBJECTS:
         known = ", ".join(SUBJECTS)
         raise ResultError(f"{where}: unknown subject {started.subject!r}; known: {known}")
     _check_device(where, started.device)
-    commits = [started.commit, *([started.base] if started.base else [])]
-    for commit in commits:
+    for commit in filter(None, (started.commit, started.base, started.control)):
         _check_key(where, "commit", commit.sha)
     for what, value in (("toolchain", started.toolchain), ("harness", started.harness)):
         if not 1 <= len(value) <= 200 or not value.isprintable():
@@ -279,7 +283,8 @@ def _trial(where: str, matrix: Matrix, event: TrialFinished) -> TrialFinished:
     if trial.build:
         _check_key(where, "build", trial.build)
     names = {cell.name for cell in matrix.cells}
-    if trial.cell not in names and not trial.cell.startswith((REFERENCE, BASE)):
+    added = trial.cell.startswith((REFERENCE, BASE)) or trial.control
+    if trial.cell not in names and not added:
         raise ResultError(f"{where}: no cell {trial.cell[:80]!r} in its matrix {matrix.name}")
     return trial
 

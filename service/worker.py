@@ -286,6 +286,7 @@ class WorkerProcess:
             "sha": run.head_sha,
             "version": run.facts.get("version", ""),
             "branches": self.settings.subject(run.subject).branches,
+            "controls": bool(run.matrix.get("controls")),
         }
         end = time.monotonic() + LOOK_S
         goes_on = self._still(lambda s: time.monotonic() < end and claims.alive(s, claim))
@@ -428,9 +429,11 @@ class WorkerProcess:
         request = self._request("trials", batch.subject) | {
             "commit": batch.commit,
             "base": batch.base,
+            "control": batch.control,
             "matrix": matrices.as_data(batch.matrix),
             "keys": batch.keys,
             "devices": list(self.options.devices),
+            "without": list(batch.without),
             "parallel": self.options.parallel,
             "folder": os.fspath(folder),
             "run": str(batch.claim),

@@ -14,6 +14,9 @@ from sqlalchemy import select as columns_of
 from sqlmodel import Session, col, or_, select
 from sqlmodel.sql.expression import Select
 
+from runner.statistics.control import Proof
+from runner.statistics.kinds import Kind
+from service import controls
 from service.api.access import reader
 from service.api.commits import CommitOut
 from service.api.counted import (
@@ -149,6 +152,24 @@ class BaseOut(BaseModel):
     run: UUID | None
 
 
+class CountsOut(BaseModel):
+    """Failures of trials that count."""
+
+    k: int
+    n: int
+
+
+class ControlOut(BaseModel):
+    """What the control cells showed on one device."""
+
+    worker: str = Field(description="Empty where the run was imported.")
+    device: str = Field(examples=["0"])
+    known_bad: CountsOut
+    known_good: CountsOut
+    proof: Proof
+    text: str = Field(examples=["proven: known-bad failed 6 of 6 (52.2 to 100 %), known-good ..."])
+
+
 class RunWhole(RunOut):
     """A run with everything that it showed."""
 
@@ -157,6 +178,7 @@ class RunWhole(RunOut):
     parity: ParityOut | None
     base: BaseOut | None
     notes: list[str]
+    controls: list[ControlOut] = Field(description="By worker and device.")
     sandbox: str
     trial_mode: str
     parallel: int | None
@@ -239,6 +261,17 @@ def whole(session: Session, run_id: UUID) -> RunWhole:
         parity=ParityOut.model_validate(run.parity) if run.parity else None,
         base=BaseOut(commit=CommitOut.of(base), run=run.base_run_id) if base else None,
         notes=run.notes,
+        controls=[
+            ControlOut(
+                worker=one.worker,
+                device=one.control.device,
+                known_bad=CountsOut(k=one.control.known_bad.k, n=one.control.known_bad.n),
+                known_good=CountsOut(k=one.control.known_good.k, n=one.control.known_good.n),
+                proof=one.verdict.proof,
+                text=one.verdict.text,
+            )
+            for one in controls.shown(session, run.id)
+        ],
         sandbox=str(run.facts.get("sandbox") or ""),
         trial_mode=str(run.facts.get("trial_mode") or ""),
         parallel=run.facts.get("parallel"),
@@ -338,12 +371,13 @@ def _progress(session: Session, runs: Sequence[UUID]) -> dict[UUID, Progress]:
 
 
 def _cells(session: Session, run: Run) -> list[RunCellOut]:
-    judged = {one.name: one for one in cells_of(session, run)} if run.base_commit_id else {}
+    judged = {one.name: one for one in cells_of(session, run)}
     return [
         RunCellOut(
             **{name: getattr(row, name) for name in _OF_ROW},
             **cell_fields(cell),
-            **counted_fields(measurement, run.clean_below, _why_not(row)),
+            **counted_fields(measurement, run.clean_below, _why_not(row))
+            | _doubts(judged.get(row.name)),
             against_base=_against(judged.get(row.name)),
         )
         for row, cell, measurement in _ordered(session, run.id)
@@ -370,6 +404,17 @@ def _ordered(session: Session, run_id: UUID) -> Iterator[tuple[RunCell, Cell, Me
         .order_by(col(RunCell.position))
     )
     yield from session.execute(query).tuples()
+
+
+def _doubts(judged: JudgedCell | None) -> dict[str, Any]:
+    """What replaces a cell's verdict where the control cells of its devices do not bear it."""
+    if judged is None or not judged.head.n or judged.verdict.kind is not Kind.UNPROVEN:
+        return {}
+    return {
+        "verdict": judged.verdict.kind,
+        "verdict_text": judged.verdict.text,
+        "trials_needed": 0,
+    }
 
 
 def _against(judged: JudgedCell | None) -> ComparisonOut | None:

@@ -1,0 +1,104 @@
+"""What the control cells of runs say of the devices that they ran on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import func
+from sqlalchemy import select as columns
+from sqlmodel import Session, col, select
+
+from runner import controls
+from runner.controls import DeviceControl
+from runner.outcome import FAILURES, Outcome
+from runner.statistics.control import ControlVerdict, Proof
+from service.tables import Trial, Worker
+
+COUNTED = (*FAILURES, Outcome.PASS)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device of a worker. worker: None where the run was imported."""
+
+    worker: UUID | None
+    device: str
+
+
+def of_run(session: Session, run: UUID) -> dict[Place, DeviceControl]:
+    """What the control trials of a run say of each device that they ran on."""
+    by = (col(Trial.worker_id), col(Trial.device), col(Trial.control), col(Trial.outcome))
+    found = session.connection().execute(
+        columns(by[0], by[1], by[2], by[3], func.count())
+        .where(col(Trial.run_id) == run, col(Trial.control) != "")
+        .group_by(*by)
+        .order_by(col(Trial.device))
+    )
+    places: dict[Place, DeviceControl] = {}
+    for worker, device, control, outcome, count in found:
+        place = Place(worker, device)
+        known = places.get(place, DeviceControl(device))
+        places[place] = known.with_trials(control, Outcome(outcome), count)
+    return places
+
+
+def failed_devices(session: Session, run: UUID, worker: UUID | None) -> list[str]:
+    """Devices of a worker that failed their control cells in a run: it goes on without them."""
+    return [
+        place.device
+        for place, shown in of_run(session, run).items()
+        if place.worker == worker and shown.verdict.proof is Proof.UNPROVEN
+    ]
+
+
+def by_cell(session: Session, run: UUID) -> Mapping[int, ControlVerdict]:
+    """For each of a run's cells that met a device with control cells, what that can prove.
+
+    Only this run's own trials tell which devices those are.
+    """
+    proofs = {place: shown.verdict for place, shown in of_run(session, run).items()}
+    if not proofs:
+        return {}
+    met: dict[int, list[ControlVerdict]] = {}
+    for cell, worker, device in session.exec(
+        select(Trial.run_cell_id, Trial.worker_id, Trial.device)
+        .where(
+            Trial.run_id == run,
+            col(Trial.run_cell_id).is_not(None),
+            col(Trial.outcome).in_(COUNTED),
+        )
+        .distinct()
+    ):
+        proof = proofs.get(Place(worker, device))
+        if cell is not None and proof is not None:
+            met.setdefault(cell, []).append(proof)
+    worst = {cell: controls.worst(verdicts) for cell, verdicts in met.items()}
+    return {cell: verdict for cell, verdict in worst.items() if verdict is not None}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A row of a table of devices. worker: its name, empty where the run was imported."""
+
+    worker: str
+    control: DeviceControl
+    verdict: ControlVerdict
+
+
+def shown(session: Session, run: UUID) -> list[Shown]:
+    """What each device of a run showed, by worker and device."""
+    places = of_run(session, run)
+    names = _names(session, {place.worker for place in places})
+    rows = [
+        Shown(names.get(place.worker, ""), control, control.verdict)
+        for place, control in places.items()
+    ]
+    return sorted(rows, key=lambda row: (row.worker, row.control.device))
+
+
+def _names(session: Session, workers: Iterable[UUID | None]) -> dict[UUID | None, str]:
+    wanted = [worker for worker in workers if worker is not None]
+    found = session.exec(select(Worker.id, Worker.name).where(col(Worker.id).in_(wanted)))
+    return dict(found.all())
