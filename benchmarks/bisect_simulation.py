@@ -7,6 +7,9 @@ failure rate (or none does). A build takes 600 s and is kept; a trial takes 1 s,
 run at a time. Both ends are built beforehand, since it is their trials that made someone ask. A
 tool sees what its trials and builds show and nothing else.
 
+The two points of a rare race are of the same histories, observed as `--observe failure` and as
+`--observe swallow` would.
+
 - `racewatch`: `runner.bisect`, with its check of the culprit's two neighbours by fresh trials, and
   with at most K builds at a time. Reverting on the head is left out: there is no tree to revert.
 - `git bisect`, r trials of each commit, bad once one fails; one build at a time, as it works. A
@@ -66,7 +69,8 @@ class Point:
     """A kind of history. culprit: False where nothing changes the rate `before`.
 
     broken: share of commits that do not build, in stretches. misleading: priors that favour a
-    fifth of the commits, never the culprit; else they favour it as often as chance has it.
+    fifth of the commits, never the culprit; else they favour it as often as chance has it. like:
+    name of the point whose histories these are, empty for histories of its own.
     """
 
     name: str
@@ -75,6 +79,7 @@ class Point:
     culprit: bool = True
     broken: float = 0.0
     misleading: bool = False
+    like: str = ""
 
 
 POINTS = (
@@ -87,6 +92,10 @@ POINTS = (
     Point("unbuildable, .05 -> .3", 0.05, 0.3, broken=0.25),
     Point("misleading, 0 -> .3", 0.0, 0.3, misleading=True),
     Point("misleading, .05 -> .3", 0.05, 0.3, misleading=True),
+    # One rare race, by its failures and by what captures swallow: of the trials with foreign work
+    # after the change one in ten fails.
+    Point("rare, failures 0 -> .02", 0.0, 0.02),
+    Point("rare, swallows 0 -> .2", 0.0, 0.2, like="rare, failures 0 -> .02"),
 )
 
 
@@ -107,7 +116,7 @@ class World:
 
     @classmethod
     def of(cls, point: Point, seed: int) -> World:
-        chance = random.Random(f"{point.name} {seed}")
+        chance = random.Random(f"{point.like or point.name} {seed}")
         culprit = chance.randrange(1, SIZE) if point.culprit else None
         broken: dict[int, str] = {}
         while len(broken) < point.broken * SIZE:
