@@ -10,6 +10,7 @@ import pytest
 
 from runner.bisect.range import between, into_merge
 from runner.demo_subject import DemoSubject
+from runner.errors import BisectionError
 from runner.lineage import SUSPECTS, GitLineage
 from runner.run import BuildId
 from runner.subject import Folders, Options, Request
@@ -99,3 +100,18 @@ def test_te_from_v2_7_to_v2_9_is_reduced_in_seconds(tmp_path: Path) -> None:
     diverged = between(lineage, lineage.resolve("v2.7"), lineage.resolve("v2.9"), STOCK)
     assert diverged.base is not None
     assert ends[0] in diverged.classes[diverged.base].commits
+
+
+def test_histories_with_nothing_in_common_are_one_sentence(
+    work: Work,  # noqa: F811
+    repository: object,  # noqa: F811
+) -> None:
+    work.git("checkout", "--quiet", "--orphan", "elsewhere")
+    other = work.commit("Another beginning", {"README": "other\n"})
+    lineage = GitLineage(repository, lambda commits: [{} for _ in commits], SUSPECTS)  # type: ignore[arg-type]
+    good, bad = lineage.resolve("main"), lineage.resolve("elsewhere")
+    with pytest.raises(BisectionError) as raised:
+        between(lineage, good, bad, STOCK)
+    assert str(raised.value) == (
+        f"{good.sha[:12]} and {other[:12]} have no history in common: nothing to bisect"
+    )

@@ -182,6 +182,8 @@ def test_nothing_between_the_ends_builds() -> None:
     verdict = carry_out(searched, truth, COSTS).verdict
     assert verdict.kind is VerdictKind.AMONG
     assert len(verdict.commits) == 8
+    assert verdict.text.startswith("one of 8 commits, ")
+    assert "between which nothing can be measured, raised the failure rate from" in verdict.text
 
 
 def test_infrastructure_errors_are_tried_again_and_count_for_nothing() -> None:

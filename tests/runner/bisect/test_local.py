@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -160,11 +161,20 @@ def test_bad_input_gets_one_sentence(
     assert len(err.strip().splitlines()) == 1
 
 
-def test_ends_that_do_not_differ_are_no_change(racewatch: Racewatch, tmp_path: Path) -> None:
+def test_ends_that_do_not_separate_are_said_to_with_both_counts(
+    racewatch: Racewatch, tmp_path: Path
+) -> None:
     process = bisect(
-        racewatch, tmp_path / "record.jsonl", "--good", "fix", "--bad", "main", "--budget", "20s"
+        racewatch, tmp_path / "record.jsonl", "--good", "fix", "--bad", "main", "--parallel", "6"
     )
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=240)
 
     assert process.returncode == 1, err
-    assert "no change" in out or "not sure" in out
+    said = " ".join(out.split())
+    assert re.search(
+        r"no change: the ends do not separate after (\d+) and (\d+) trials: "
+        r"of the good end [0-9a-f]{12} \(.*\) 0 of \1 failed \(0 %\), "
+        r"of the bad end [0-9a-f]{12} \(.*\) 0 of \2 failed \(0 %\); "
+        r"99\.\d\d % sure that nothing changed",
+        said,
+    )
