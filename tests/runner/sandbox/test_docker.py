@@ -646,11 +646,12 @@ def test_a_container_that_somebody_removes_is_a_parent_that_is_gone(
 
 
 @pytest.fixture
-def long_run(image: str, racewatch: Racewatch) -> subprocess.Popen[str]:
+def long_run(image: str, build_image: str, racewatch: Racewatch) -> subprocess.Popen[str]:
     """A run in docker in the middle of its trials."""
     run = racewatch(
         *("run", "--subject", "demo", "--ref", "race", "--trials", "2000"),
-        *("--cell", "stock, alone", "--sandbox", "docker", "--image", image),
+        *("--cell", "stock, alone", "--sandbox", "docker"),
+        *("--image", image, "--build-image", build_image),
     )
     assert run.stdout is not None
     for line in run.stdout:
