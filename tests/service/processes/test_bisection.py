@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
 
+import httpx
 import pytest
 from sqlmodel import select
 
@@ -15,7 +16,7 @@ from runner import matrix as matrices
 from runner.bisect.settings import Observe
 from runner.demo_subject import DemoSubject
 from runner.subject import Folders, Options, Request
-from service import bisection
+from service import bisection, tokens
 from service.tables import Bisection, BisectionState, Run
 from tests.conftest import Eventually
 from tests.service.processes.conftest import Processes
@@ -98,6 +99,36 @@ def test_the_culprit_is_found_whoever_is_killed(
         state = bisection.state_of(found, bisection.events(session, found))
     assert state is not None
     assert state.spent.builds <= 7
+
+
+def test_what_broke_it_and_what_fixed_it_are_found_by_the_api(
+    processes: Processes, eventually: Eventually, tagged: Hash
+) -> None:
+    processes.service()
+    processes.worker("only")
+    with processes.database.session() as session:
+        token = tokens.create(session, "bisects", ["run"])
+
+    def start(good: str, bad: str) -> UUID:
+        body = {"subject": "demo", "good": good, "bad": bad, "cell": "stock, background"}
+        answer = httpx.post(
+            f"{processes.url}/api/v1/bisections",
+            json={**body, "matrix": "issue-3863"},
+            headers={"Authorization": f"Bearer {token}"},
+        )
+        assert answer.status_code == 201, answer.text
+        return UUID(answer.json()["id"])
+
+    broke, fixed = start("before", tagged("fix~1")), start("main", "race")
+    for identity, culprit, fixes in ((broke, "race", False), (fixed, "fix", True)):
+        ends(processes, identity, eventually)
+        found = httpx.get(f"{processes.url}/api/v1/bisections/{identity}").json()
+        verdict = found["verdict"]
+        assert verdict is not None, processes.logs()
+        assert (verdict["kind"], verdict["fixed"]) == ("culprit", fixes)
+        assert [commit["sha"] for commit in verdict["commits"]] == [tagged(culprit)]
+        assert found["cost"]["builds"] <= 7
+        assert [check["state"] for check in found["checks"]] == ["passed", "passed"]
 
 
 def test_ends_that_name_nothing_end_it_with_a_sentence(
