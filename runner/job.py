@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -295,8 +295,7 @@ def _trials(request: dict[str, Any], answer: Answer) -> None:
     python = subject.trial_python() if choice.name == "process" else ""
     environment = dict(plan.environment) | compilation_cache(plan, cold=False)
     a_run = Run(plan, choice.trials(plan, python, environment, Settings.load().home))
-    for event in _events(a_run):
-        answer(json.loads(result.dump(event)))
+    _answer_events(a_run, answer)
 
 
 def _without(found: host.HostDevices, devices: Sequence[str]) -> host.HostDevices:
@@ -305,16 +304,19 @@ def _without(found: host.HostDevices, devices: Sequence[str]) -> host.HostDevice
     return replace(found, device=replace(found.device, ids=kept)) if kept else found
 
 
-def _events(a_run: Run) -> Iterator[result.Event]:
-    """All events; those of a run that was stopped end with one that says so.
+def _answer_events(a_run: Run, answer: Answer) -> None:
+    """All events; those of a run that was stopped, at whatever point, end with one that says so.
 
     One that had not begun does not begin then: nobody knows in which versions it would have.
     """
     try:
         with closing(a_run.events()) as events:
-            yield from events
+            for event in events:
+                answer(json.loads(result.dump(event)))
     except Stopped as stopped:
         status, reason = "interrupted", str(stopped)
+    except BrokenPipeError:
+        raise  # nobody listens any more
     except (RacewatchError, OSError) as error:
         status, reason = "failed", str(error)
     else:
@@ -322,7 +324,7 @@ def _events(a_run: Run) -> Iterator[result.Event]:
     begun = a_run.fold.started is not None
     for event in a_run.stopped(status, reason):
         if begun or isinstance(event, result.RunEnded):
-            yield event
+            answer(json.loads(result.dump(event)))
 
 
 def _check_keys(builds: dict[BuildId, PreparedBuild], keys: dict[str, str]) -> None:
