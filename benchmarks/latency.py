@@ -107,9 +107,9 @@ def fill(database: Database, trials: int) -> None:
         FROM commits c JOIN builds b ON b.key = c.sha;
     INSERT INTO measurements (build_id, cell_id, environment_id, adaptive, passed, capture_error,
         crash, hang, data_loss, wrong_output, unsupported, infra_error, build_error,
-        first_trial_at, last_trial_at)
+        first_trial_at, last_trial_at, watched, swallowed, swallowed_passes)
         SELECT b.id, cell, (SELECT id FROM environments), false, greatest({each} - b.id % 3, 0),
-            b.id % 3, 0, 0, 0, 0, 0, 0, 0, now(), now()
+            b.id % 3, 0, 0, 0, 0, 0, 0, 0, now(), now(), {each}, b.id % 3, 0
         FROM builds b, unnest(ARRAY{ids}) cell;
     INSERT INTO runs (id, subject, commit_id, ref, head_sha, matrix_name, matrix, clean_below,
         queue, toolchain, origin, priority, state, reason, requested_by, adaptive,
@@ -120,10 +120,10 @@ def fill(database: Database, trials: int) -> None:
     INSERT INTO claims (id, run_id, state, reason, created_at, heartbeat_at)
         VALUES ('{run}', '{run}', 'done', '', now(), now());
     INSERT INTO trials (measurement_id, run_id, claim_id, index, outcome, signature, reason,
-        seconds, device, recipe, digests, background_updates, times, finished_at)
+        seconds, device, recipe, digests, background_updates, times, finished_at, control)
         SELECT m.id, '{run}', '{run}', (m.id - 1) * {each} + n,
             CASE WHEN n < m.capture_error THEN 'capture_error' ELSE 'pass' END, '', '', 0.2, '0',
-            'fp8-current-scaling', '[]', 64, '{{}}', now()
+            'fp8-current-scaling', '[]', 64, '{{}}', now(), ''
         FROM measurements m, generate_series(0, {each} - 1) n;
     """
     with database.engine.begin() as connection:

@@ -30,8 +30,9 @@ INSERT INTO commit_builds (commit_id, name, toolchain, architecture, state, buil
     SELECT c.id, 'stock', 'cu13-jax011', 'sm90', 'done', b.id, 1, ''
     FROM commits c JOIN builds b ON b.key = c.sha;
 INSERT INTO measurements (build_id, cell_id, environment_id, adaptive, passed, capture_error,
-        crash, hang, data_loss, wrong_output, unsupported, infra_error, build_error)
-    SELECT b.id, cell.id, e.id, false, 25 - k, k / 2, k - k / 2, 0, 0, 0, 0, 0, 0
+        crash, hang, data_loss, wrong_output, unsupported, infra_error, build_error, watched,
+        swallowed, swallowed_passes)
+    SELECT b.id, cell.id, e.id, false, 25 - k, k / 2, k - k / 2, 0, 0, 0, 0, 0, 0, 25, k, 0
     FROM builds b, cells cell, environments e,
         LATERAL (SELECT CASE WHEN b.id % 300 > 150 AND cell.id % 4 = 0 THEN (b.id * 7) % 26
                         ELSE 0 END) f (k)

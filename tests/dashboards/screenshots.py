@@ -46,6 +46,7 @@ class Picture:
 def pictures(made: Showcase) -> Mapping[str, Picture]:
     """Of everything but bisections."""
     stock = made.cells["stock, background"]
+    held = made.cells["softmax ffi13, background, hold 20 ms"]
     before, race = made.shas["before"], made.shas["race"]
     variants = f"/compare?subject=te&a={race}&b={race}&base=stock&head=owned-stream"
     signature = "/signature?subject=te&queue=sm90&outcome=crash&signature=SIGSEGV+in+cuEventRecord"
@@ -56,9 +57,12 @@ def pictures(made: Showcase) -> Mapping[str, Picture]:
         "trial-phone": Picture(f"/trials/{made.failed_trial}", "dark", phone=True),
         "grid-emulated": Picture("/?subject=demo"),
         "trend": Picture(f"/trend?subject=te&cell={stock}"),
-        "run": Picture(f"/runs/{made.runs['race']}"),
+        "trend-swallow": Picture(f"/trend?subject=te&cell={held}&rate=swallow", "dark"),
+        "run": Picture(f"/runs/{made.runs['race']}", tall=True),
+        "run-phone": Picture(f"/runs/{made.runs['race']}", phone=True),
         "run-under-way": Picture(f"/runs/{made.runs['running']}", "dark"),
         "trial": Picture(f"/trials/{made.failed_trial}"),
+        "trial-swallow": Picture(f"/trials/{made.swallowing_pass}#swallow", "dark"),
         "measurement": Picture(f"/measurements/{made.measurement}"),
         "commit": Picture(f"/commits/te/{race}", "dark"),
         "compare": Picture(f"/compare?subject=te&a={before}&b={race}"),

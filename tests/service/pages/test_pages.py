@@ -43,6 +43,7 @@ def addresses(made: Showcase) -> dict[str, str]:
         "broken": f"/runs/{made.runs['broken']}",
         "emulated run": f"/runs/{made.runs['emulated']}",
         "trial": f"/trials/{made.failed_trial}",
+        "swallowing trial": f"/trials/{made.swallowing_pass}",
         "commit": f"/commits/te/{made.shas['race']}",
         "broken commit": f"/commits/te/{made.shas['broken']}",
         "build": f"/builds/{made.failed_build}/log",
@@ -58,7 +59,8 @@ PAGES = (
     "unwatched trend", "quiet trend", "emulated trend", "compare", "compare broken",
     "compare variants", "compare nothing", "signatures", "no signature", "signature",
     "measurement", "order", "runs", "run", "running", "awaiting", "broken", "emulated run",
-    "trial", "commit", "broken commit", "build", "workers", "pulls", "nothing", "not there",
+    "trial", "swallowing trial", "commit", "broken commit", "build", "workers", "pulls", "nothing",
+    "not there",
 )  # fmt: skip
 _VOID = {"meta", "link", "img", "input", "br", "hr", "col"}
 _CLOSED = {"rect", "line", "path", "circle"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from uuid import UUID
 
-from sqlmodel import Session, select
+from sqlmodel import Session, col, select
 
 from runner import matrix as matrices
 from runner import result
@@ -113,6 +113,7 @@ class Showcase:
     cells: Mapping[str, int]
     runs: Mapping[str, UUID]
     failed_trial: int
+    swallowing_pass: int
     measurement: int
     failed_build: int
     worker: UUID
@@ -460,6 +461,7 @@ def _make(maker: _Maker) -> Showcase:
         cells={cell.name: _id(rows.cell_row(session, cell)) for cell in MATRIX.cells},
         runs={name: run.id for name, run in runs.items()},
         failed_trial=_first_failure(session, runs["race"]),
+        swallowing_pass=_swallowing_pass(session, runs["race"]),
         measurement=_first_cell(session, runs["race"]),
         failed_build=failed or 0,
         worker=worker.id,
@@ -539,6 +541,16 @@ def _of(cell: matrices.Cell, counts: Counts) -> Mapping[Outcome, int]:
 def _first_failure(session: Session, run: Run) -> int:
     found = session.exec(
         select(Trial.id).where(Trial.run_id == run.id, Trial.outcome == Outcome.CAPTURE_ERROR)
+    ).first()
+    assert found is not None
+    return found
+
+
+def _swallowing_pass(session: Session, run: Run) -> int:
+    found = session.exec(
+        select(Trial.id).where(
+            Trial.run_id == run.id, Trial.outcome == Outcome.PASS, col(Trial.foreign_nodes) > 0
+        )
     ).first()
     assert found is not None
     return found
