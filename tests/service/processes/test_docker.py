@@ -21,6 +21,7 @@ from docker.models.containers import Container
 from sqlmodel import select
 
 from runner.outcome import Outcome
+from runner.sandbox import docker_versions
 from runner.sandbox.docker_owner import LABEL_KIND, LABEL_OWNER, LABEL_RUN
 from service.tables import BuildState, Claim, CommitBuild, RunState
 from tests.conftest import Eventually, Needs
@@ -55,6 +56,8 @@ def test_a_killed_workers_containers_are_gone_and_its_trials_are_taken_over(
 ) -> None:
     processes.service()  # which notices that a worker is lost
     first = processes.worker("first", *in_docker, RACEWATCH_BATCH_S="60")
+    too_old = docker_versions.warnings(docker_versions.versions(engine, gpu=False))
+    assert all(sentence in processes.logs() for sentence in too_old)
     run = processes.submit(matrix_of({**CELL, "hold_ms": 100}))
     eventually(lambda: len(processes.trials(run)) >= 5, "some trials are stored")
     left = containers(engine, f"{LABEL_RUN}={run}")
