@@ -371,9 +371,9 @@ def main() -> None:
         for name, point, ended in pool.imap(simulate, jobs, chunksize=8):
             found[point, name].append(ended)
     text = "\n".join(report(found, asked.seeds, time.monotonic() - started))
-    print(text)
     if asked.out:
         asked.out.write_text(text + "\n", encoding="utf-8")
+    print(text)
     if git_bayesect is None:
         print("git_bayesect is not installed here and was left out", file=sys.stderr)
 
