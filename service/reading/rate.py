@@ -14,6 +14,7 @@ from typing import NamedTuple
 from sqlmodel import col
 
 from runner.outcome import FAILURES, Outcome
+from runner.statistics.control import ControlVerdict
 from runner.statistics.counts import Counts
 from runner.statistics.kinds import Kind
 from runner.statistics.verdict import CellVerdict, judge_cell
@@ -163,6 +164,7 @@ def rate_of(
     base: Counts | None = None,
     adaptive: bool = False,
     watch: Watch = NOT_WATCHED,
+    control: ControlVerdict | None = None,
 ) -> Rate:
     """The rate behind counts in the order of OUTCOMES, judged as `judge_cell` does.
 
@@ -171,7 +173,7 @@ def rate_of(
     named = tuple(zip(OUTCOMES, counts, strict=True))
     k = sum(count for outcome, count in named if outcome in FAILURES)
     n = k + sum(count for outcome, count in named if outcome is Outcome.PASS)
-    verdict = judge_cell(Counts(k, n), base, clean_below, adaptive=adaptive)
+    verdict = judge_cell(Counts(k, n), base, clean_below, control, adaptive)
     mark, label, text = MARK_OF_KIND[verdict.kind], verdict.label, verdict.text
     if not n:
         apart = next((m for o, m in _OF_OUTCOME.items() if counts[OUTCOMES.index(o)]), None)

@@ -13,7 +13,10 @@ from sqlalchemy import select as columns
 from sqlmodel import Session, col, select
 
 from runner.outcome import Outcome
+from runner.statistics.control import ControlVerdict, Proof
 from runner.statistics.kinds import Kind
+from service import controls
+from service.controls import Shown
 from service.judged import JudgedCell, cells_of
 from service.reading import commands
 from service.reading.builds import BuildLine, build_lines
@@ -165,7 +168,8 @@ class RunPage:
     """One run.
 
     bisection: whose probe it is. setup: what else is known of how its trials ran, such as the
-    sandbox. command: runs it again elsewhere; None where its commit or matrix is not known.
+    sandbox. controls: what each device's control cells showed; control_sha: of the commit that they
+    run. command: runs it again elsewhere; None where its commit or matrix is not known.
     """
 
     id: UUID
@@ -200,6 +204,8 @@ class RunPage:
     claims: tuple[ClaimLine, ...]
     failures: tuple[FailureLine, ...]
     swallowed: tuple[SwallowedWork, ...]
+    controls: tuple[Shown, ...]
+    control_sha: str
     base_sha: str
     base_run: UUID | None
     approval: Approval | None
@@ -265,9 +271,11 @@ def read_list(session: Session, asked: RunFilter) -> RunList:
 
 def run_lines(session: Session, runs: Sequence[tuple[Run, Commit | None]]) -> tuple[RunLine, ...]:
     """Runs as lines of a list, with their cells counted."""
+    ids = [run.id for run, _ in runs]
     query = (
         columns(
             col(RunCell.run_id),
+            col(RunCell.id),
             col(RunCell.wanted),
             col(RunCell.outcome),
             col(RunCell.decided),
@@ -275,12 +283,15 @@ def run_lines(session: Session, runs: Sequence[tuple[Run, Commit | None]]) -> tu
             *COUNT_COLUMNS,
         )
         .join(Measurement, col(Measurement.id) == col(RunCell.measurement_id), isouter=True)
-        .where(col(RunCell.run_id).in_([run.id for run, _ in runs]))
+        .where(col(RunCell.run_id).in_(ids))
     )
+    doubts = _doubts(session, ids)
     cells: dict[UUID, list[_ListedCell]] = {}
-    for run_id, wanted, outcome, decided, adaptive, *counts in session.connection().execute(query):
+    for found in session.connection().execute(query):
+        run_id, identity, wanted, outcome, decided, adaptive, *counts = found
         counted = NO_COUNTS if adaptive is None else tuple(counts)
-        cell = _ListedCell(wanted, outcome, decided, bool(adaptive), counted)
+        doubt = doubts.get(identity)
+        cell = _ListedCell(wanted, outcome, decided, bool(adaptive), counted, doubt)
         cells.setdefault(run_id, []).append(cell)
     return tuple(_line(run, commit, cells.get(run.id, [])) for run, commit in runs)
 
@@ -293,13 +304,28 @@ class _ListedCell(NamedTuple):
     decided: str
     adaptive: bool
     counts: tuple[int, ...]
+    doubt: ControlVerdict | None
+
+
+def _doubts(session: Session, runs: Sequence[UUID]) -> dict[int, ControlVerdict]:
+    """By a run's cell, what the devices that it met can prove, of runs with one that failed its
+    control cells: of all others nothing is to be doubted."""
+    controlled = session.exec(
+        select(Trial.run_id).where(col(Trial.run_id).in_(runs), Trial.control != "").distinct()
+    )
+    found: dict[int, ControlVerdict] = {}
+    for run in controlled.all():
+        proofs = {one.verdict.proof for one in controls.of_run(session, run).values()}
+        if Proof.UNPROVEN in proofs:
+            found.update(controls.by_cell(session, run))
+    return found
 
 
 def _line(run: Run, commit: Commit | None, cells: Iterable[_ListedCell]) -> RunLine:
     marks: dict[Mark, int] = {}
     done = wanted = 0
     for cell in cells:
-        rate = rate_of(cell.counts, run.clean_below, adaptive=cell.adaptive)
+        rate = rate_of(cell.counts, run.clean_below, adaptive=cell.adaptive, control=cell.doubt)
         mark = mark_of_outcome(cell.outcome) if cell.outcome else rate.mark
         marks[mark] = marks.get(mark, 0) + 1
         ended = cell.outcome is not None or bool(cell.decided)
@@ -377,6 +403,8 @@ def read(session: Session, run_id: UUID) -> RunPage | None:
         claims=claims,
         failures=_failures(session, run),
         swallowed=of_run(session, run.id),
+        controls=tuple(controls.shown(session, run.id)),
+        control_sha=_control(session, run),
         base_sha=base.sha if base else "",
         base_run=run.base_run_id,
         approval=(
@@ -384,6 +412,13 @@ def read(session: Session, run_id: UUID) -> RunPage | None:
         ),
         command=_command(run, commit),
     )
+
+
+def _control(session: Session, run: Run) -> str:
+    """The hash of the commit that its control cells run, empty where it has none."""
+    identity = run.facts.get("control")
+    commit = session.get(Commit, identity) if identity is not None else None
+    return commit.sha if commit else ""
 
 
 def _command(run: Run, commit: Commit | None) -> Command | None:
@@ -501,7 +536,12 @@ def _failures(session: Session, run: Run) -> tuple[FailureLine, ...]:
             func.min(col(Trial.id)).label("trial"),
             func.array_agg(func.distinct(col(Trial.run_cell_id))).label("cells"),
         )
-        .where(col(Trial.run_id) == run.id, col(Trial.outcome) != Outcome.PASS)
+        .where(
+            col(Trial.run_id) == run.id,
+            col(Trial.outcome) != Outcome.PASS,
+            # A known-bad control cell fails as it should.
+            col(Trial.control) == "",
+        )
         .group_by(col(Trial.outcome), col(Trial.signature))
         .order_by(count.desc(), col(Trial.outcome), col(Trial.signature))
         .limit(FAILURES_SHOWN)

@@ -185,7 +185,8 @@ def find(session: Session, asked: SignatureFilter) -> tuple[Group, ...]:
 
 def _ended(outcome: str) -> ColumnElement[bool]:
     """Trials that ended so. All are among those that the index of signatures has."""
-    failed = col(Trial.outcome) != Outcome.PASS
+    # Control cells fail as they should, which is no news.
+    failed = (col(Trial.outcome) != Outcome.PASS) & (col(Trial.control) == "")
     if outcome == FAILED:
         return failed & col(Trial.outcome).in_(list(FAILURES))
     return failed & (col(Trial.outcome) == outcome) if outcome else failed
@@ -270,6 +271,7 @@ def _alike(
 ) -> tuple[ColumnElement[bool], ...]:
     return (
         col(Trial.outcome) != Outcome.PASS,
+        col(Trial.control) == "",
         col(Trial.outcome) == outcome,
         col(Trial.signature) == signature,
         col(Run.subject) == subject,

@@ -99,7 +99,9 @@ class MeasurementPage:
 
 @dataclass(frozen=True)
 class TrialPage:
-    """One trial. log: None once it was pruned. next_failure: an older one of the same kind.
+    """One trial. control: what a trial of a control cell is known to do, empty for all others.
+
+    log: None once it was pruned. next_failure: an older one of the same kind.
 
     known: how often trials ended as this one did, None for a pass. foreign: graph nodes that other
     threads' work became in its capture windows, None where it was not watched. swallow: what the
@@ -116,6 +118,7 @@ class TrialPage:
     run_cell: str
     cell: CellName
     reference: bool
+    control: str
     environment: EnvironmentName
     measurement: int
     build: int
@@ -174,9 +177,10 @@ def read(session: Session, trial_id: int) -> TrialPage | None:
         subject=run.subject,
         sha=commit.sha if commit else run.head_sha,
         title=commit.title if commit else "",
-        run_cell=ordered.name if ordered else "reference",
+        run_cell=ordered.name if ordered else trial.control or "reference",
         cell=cell_name(cell),
         reference=cell.reference,
+        control=trial.control,
         environment=environment_name(environment),
         measurement=measurement.id,
         build=measurement.build_id,
@@ -201,7 +205,7 @@ def read(session: Session, trial_id: int) -> TrialPage | None:
         older=_neighbour(session, trial, newer=False),
         next_failure=_next_failure(session, trial),
         known=signatures.known(session, run.subject, run.queue, trial.outcome, trial.signature)
-        if trial.outcome != Outcome.PASS
+        if trial.outcome != Outcome.PASS and not trial.control
         else None,
         queue=run.queue,
         command=_command(run, commit, ordered, cell, environment),

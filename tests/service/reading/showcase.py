@@ -10,8 +10,9 @@ from uuid import UUID
 
 from sqlmodel import Session, col, select
 
+from runner import controls, result
 from runner import matrix as matrices
-from runner import result
+from runner.controls import Control
 from runner.detector.record import ForeignCall, Swallow, Swallowed
 from runner.matrix import Matrix
 from runner.outcome import Outcome
@@ -32,6 +33,7 @@ from service.tables import (
     ClaimState,
     Commit,
     CommitBuild,
+    Environment,
     Measurement,
     Origin,
     Pull,
@@ -424,7 +426,9 @@ def _make(maker: _Maker) -> Showcase:
             "status": "identical",
             "reason": "one SHA-256 over the bits of both executions",
         }
-        runs[{4: "race", 7: "broken", 10: "fix"}.get(n, f"commit {n}")] = made
+        runs[{4: "race", 7: "broken", 8: "doubted", 10: "fix"}.get(n, f"commit {n}")] = made
+        if n in (4, 8):
+            _controls(maker, made, main[4], built["stock"], good_fails=5 if n == 8 else 0)
     runs["running"] = _under_way(maker, main[11], worker)
     _more_trials_of_the_fix(maker, runs["fix"])
     fork = maker.commit("te", 20, "Speed up the router", "pull/2800")
@@ -466,6 +470,39 @@ def _make(maker: _Maker) -> Showcase:
         failed_build=failed or 0,
         worker=worker.id,
     )
+
+
+def _controls(maker: _Maker, run: Run, commit: Commit, build: Build, good_fails: int) -> None:
+    """Six trials of each control cell: known-bad fails always, known-good so often."""
+    session = maker.session
+    run.facts = {**run.facts, "control": commit.id, "control_build": build.id}
+    claim = session.exec(select(Claim).where(Claim.run_id == run.id)).one()
+    environment = session.get_one(Environment, run.environment_id)
+    for control, failing in ((Control.KNOWN_BAD, 6), (Control.KNOWN_GOOD, good_fails)):
+        cell = rows.cell_row(session, controls.cell(control), reference=True)
+        measurement = rows.measurement_row(session, build, cell, environment)
+        session.flush()
+        for n in range(6):
+            outcome = Outcome.CAPTURE_ERROR if n < failing else Outcome.PASS
+            event = TrialFinished(
+                run=str(run.id),
+                index=(5_000 if control is Control.KNOWN_BAD else 6_000) + n,
+                cell=f"{controls.PREFIX}{control}",
+                outcome=outcome,
+                signature=_SIGNATURES.get(outcome, ""),
+                reason="a control cell",
+                seconds=2.8,
+                device="0",
+            )
+            record_trial(
+                session,
+                claim_id=claim.id,
+                run_id=run.id,
+                run_cell_id=None,
+                measurement_id=_id(measurement),
+                event=event,
+                log=_LOGS.get(outcome, ""),
+            )
 
 
 def _under_way(maker: _Maker, commit: Commit, worker: Worker) -> Run:
