@@ -84,6 +84,12 @@ class MatrixIn(Said):
     )
     title: Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
     clean_below: CleanBelow = 0.05
+    detect: bool = Field(
+        default=False, description="Whether the detector watches its trials, where it can."
+    )
+    controls: Annotated[int, Field(ge=0, le=MAX_TRIALS), INTEGRAL] = Field(
+        default=0, description="Trials of each control cell on each device."
+    )
     cells: list[CellIn] = Field(min_length=1, max_length=CELLS)
 
 
