@@ -38,6 +38,7 @@ def addresses(made: Showcase) -> dict[str, str]:
         "order": f"/order/{made.commits['head']}/{made.cells['unregistered, background']}",
         "runs": "/runs",
         "run": f"/runs/{made.runs['race']}",
+        "doubted run": f"/runs/{made.runs['doubted']}",
         "running": f"/runs/{made.runs['running']}",
         "awaiting": f"/runs/{made.runs['awaiting']}",
         "broken": f"/runs/{made.runs['broken']}",
@@ -58,9 +59,9 @@ PAGES = (
     "grid", "other branch", "emulated grid", "filtered grid", "trend", "trend of foreign work",
     "unwatched trend", "quiet trend", "emulated trend", "compare", "compare broken",
     "compare variants", "compare nothing", "signatures", "no signature", "signature",
-    "measurement", "order", "runs", "run", "running", "awaiting", "broken", "emulated run",
-    "trial", "swallowing trial", "commit", "broken commit", "build", "workers", "pulls", "nothing",
-    "not there",
+    "measurement", "order", "runs", "run", "doubted run", "running", "awaiting", "broken",
+    "emulated run", "trial", "swallowing trial", "commit", "broken commit", "build", "workers",
+    "pulls", "nothing", "not there",
 )  # fmt: skip
 _VOID = {"meta", "link", "img", "input", "br", "hr", "col"}
 _CLOSED = {"rect", "line", "path", "circle"}
@@ -173,6 +174,20 @@ def test_the_first_error_of_a_log_has_an_anchor_and_stands_out(
     assert 'id="first-error">First error, line 6' in text
     assert re.search(r'class="line first" id="L6">.*previous error during capture', text)
     assert "#first-error" in browser.get(f"/runs/{made.runs['race']}").text
+
+
+def test_what_control_cells_put_in_doubt_is_marked_and_says_why(
+    browser: TestClient, made: Showcase
+) -> None:
+    text = browser.get(f"/runs/{made.runs['doubted']}").text
+    assert text.count('<span class="mark unproven">unproven on this device</span>') == 4
+    told = " ".join(" ".join(read(text).text).split())
+    assert "Known-bad failed Known-good failed The device is 0 of another service 6 of 6" in told
+    assert "5 of 6 unproven unproven on this device: known-good failed 5 of 6" in told
+    proven = " ".join(" ".join(read(browser.get(f"/runs/{made.runs['race']}").text).text).split())
+    assert "6 of 6 0 of 6 proven" in proven
+    runs = browser.get("/runs?subject=te").text
+    assert runs.count('<span class="mark unproven">unproven 4</span>') == 1
 
 
 def test_the_run_page_has_the_issue_s_table(browser: TestClient, made: Showcase) -> None:
