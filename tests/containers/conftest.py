@@ -29,6 +29,8 @@ TARGETS = ("service", "runner", "builder-cpu", "trial-cpu")
 PREFIX = "racewatch-test"
 PROJECT = "racewatchtest"
 LABEL = "com.docker.compose.project"
+BESIDE = f"{PROJECT}.beside"
+"""On a container that a test makes beside those of a project: the project's name."""
 COMMITS = ("race", "fix")
 """What the demo runs here, see few.yaml: its whole history takes minutes."""
 _PYTHON = """
@@ -173,7 +175,8 @@ def remove_leftovers(engine: docker.DockerClient) -> None:
     """Remove what projects of test sessions that were killed have left on the engine."""
 
     def left(labels: Mapping[str, str]) -> bool:
-        owner = re.fullmatch(rf"{PROJECT}(\d+)x[0-9a-f]+", labels.get(LABEL, ""))
+        name = labels.get(LABEL) or labels.get(BESIDE, "")
+        owner = re.fullmatch(rf"{PROJECT}(\d+)x[0-9a-f]+", name)
         return owner is not None and not Path(f"/proc/{owner[1]}").exists()
 
     for container in engine.containers.list(all=True, ignore_removed=True):

@@ -5,11 +5,13 @@ The tests stand in the order in which they happen: one project lives through all
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import re
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +23,9 @@ import pytest
 import yaml
 from docker.models.containers import Container
 
-from runner.sandbox.docker_owner import LABEL_OWNER
+from runner.sandbox.docker_owner import LABEL_OWNER, LABEL_RUN
 from service import schema
-from tests.containers.conftest import COMMITS, Project
+from tests.containers.conftest import BESIDE, COMMITS, Project
 
 Factory = pytest.TempPathFactory
 DONE_S = 600
@@ -168,13 +170,48 @@ def test_a_workers_login_is_made_and_revoked_as_the_documentation_says(demo: Pro
     assert demo.run(*with_login).returncode != 0
 
 
+def test_the_webhook_takes_what_is_signed_with_the_secret_of_the_first_start(demo: Project) -> None:
+    made = (demo.folder / "secrets" / "service" / "racewatch_webhook_secret").read_text().strip()
+    body = b'{"zen": "Keep it logically awesome.", "hook_id": 1}'
+    answers = {}
+    for secret in (made, "another"):
+        digest = hmac.new(secret.encode(), body, "sha256").hexdigest()
+        headers = {"X-GitHub-Event": "ping", "X-GitHub-Delivery": str(uuid.uuid4())}
+        headers |= {"X-Hub-Signature-256": f"sha256={digest}", "Content-Type": "application/json"}
+        answer = httpx.post(f"{demo.url}/webhooks/github", content=body, headers=headers)
+        answers[secret] = answer.status_code
+    assert answers == {made: 200, "another": 401}
+
+
+def test_a_token_of_the_api_is_made_and_revoked_as_the_documentation_says(demo: Project) -> None:
+    def token(*arguments: str) -> str:
+        done = demo("exec", "-T", "service", "racewatch", "token", *arguments)
+        return done.decode().strip()
+
+    def ordering_nothing() -> int:
+        headers = {"Authorization": f"Bearer {made}"}
+        return httpx.post(f"{demo.url}/api/v1/runs", json={}, headers=headers).status_code
+
+    made = token("create", "ci", "--scope", "run")
+    assert ordering_nothing() == 422
+    assert token("list").startswith("ci: run; last used")
+    token("revoke", "ci")
+    assert ordering_nothing() == 401
+
+
+def test_old_evidence_is_pruned_as_the_documentation_says(demo: Project) -> None:
+    before = completed(demo)
+    demo("exec", "-T", "service", "racewatch", "prune")
+    assert completed(demo) == before
+
+
 MATRIX = """
 name = "own"
 [[cells]]
 name = "held open"
 variant = "stock"
-hold_ms = 15
-trials = 3
+hold_ms = {hold_ms}
+trials = {trials}
 """
 """A cell that the demo does not have, so that its trials are yet to be run."""
 
@@ -201,6 +238,7 @@ def runner(
         environment={k: v for k, v in service["environment"].items() if v is not None},
         volumes=[one.removesuffix(":rw") for one in map(_short, service["volumes"])],
         network=f"{demo.name}_default",
+        labels={BESIDE: demo.name},
     )
     made.start()
     demo("kill", "demo-worker")  # this one shall do the work
@@ -216,14 +254,19 @@ def _short(volume: str | dict[str, Any]) -> str:
     return f"{volume['source']}:{volume['target']}:{mode}"
 
 
+def order(demo: Project, hold_ms: int, trials: int) -> str:
+    """The id of a run of the matrix above."""
+    matrix = MATRIX.format(hold_ms=hold_ms, trials=trials)
+    (demo.folder / "config" / "own.toml").write_text(matrix)
+    submit = ["exec", "-T", "service", "racewatch", "submit", "--subject=demo", "--ref=race"]
+    ordered = demo(*submit, "--matrix=/etc/racewatch/own.toml", "--queue=emulated")
+    return ordered.decode().strip().rpartition("/")[2]
+
+
 def test_a_runner_in_a_container_builds_and_tries_in_containers_of_their_own(
     demo: Project, runner: Container, engine: docker.DockerClient
 ) -> None:
-    (demo.folder / "config" / "own.toml").write_text(MATRIX)
-    order = ["exec", "-T", "service", "racewatch", "submit", "--subject=demo", "--ref=race"]
-    ordered = demo(*order, "--matrix=/etc/racewatch/own.toml", "--queue=emulated").decode()
-    run = ordered.strip().rpartition("/")[2]
-
+    run = order(demo, hold_ms=15, trials=3)
     seen: set[tuple[str, str]] = set()
 
     def ended() -> bool:
@@ -243,6 +286,38 @@ def test_a_runner_in_a_container_builds_and_tries_in_containers_of_their_own(
     assert checked.exit_code == 0, checked.output.decode()
     assert ("trial", "none") in seen
     assert {network for _, network in seen} == {"none"}
+
+
+def test_a_killed_runner_leaves_no_container_and_its_run_is_completed_once_it_is_back(
+    demo: Project, runner: Container, engine: docker.DockerClient
+) -> None:
+    run, path = order(demo, hold_ms=100, trials=60), "/api/v1/runs/"
+
+    def made() -> list[Container]:
+        label = f"{LABEL_RUN}={run}"
+        return list(engine.containers.list(all=True, filters={"label": label}, ignore_removed=True))
+
+    def some_are_stored() -> bool:
+        return bool(get(demo, f"{path}{run}").json()["cells"][0]["n"] >= 3)
+
+    wait_for(some_are_stored, "some trials are stored", demo)
+    assert made()
+    runner.kill()
+    before = get(demo, f"{path}{run}").json()["cells"][0]["n"]
+    assert before < 60
+    runner.start()
+    wait_for(lambda: not made(), "what it had left is removed", demo)
+
+    def ended() -> bool:
+        return bool(get(demo, f"{path}{run}").json()["state"] in ("complete", "failed"))
+
+    wait_for(ended, "the run ends", demo)
+    told = get(demo, f"{path}{run}").json()
+    (cell,) = told["cells"]
+    assert (told["state"], cell["n"], cell["k"]) == ("complete", 60, 60), runner.logs().decode()
+    stored = get(demo, f"{path}{run}/trials?limit=200").json()["items"]
+    assert len({trial["id"] for trial in stored}) == 60
+    assert made() == []
 
 
 def test_a_second_up_changes_nothing(demo: Project, engine: docker.DockerClient) -> None:
