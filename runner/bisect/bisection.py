@@ -35,6 +35,12 @@ RETRIES = 2
 """Failed checks that go back to the search."""
 HICCUPS = 3
 """Infrastructure errors of one class in a row, after which it is passed over."""
+FITTED = 4
+"""Batches from which on their starts are told apart from their trials."""
+HELD = 4.0 * BATCHES[0] ** 2
+"""Weight of the guess that starting a batch takes no time, as a spread of trials squared."""
+LEAST_TRIAL = 0.1
+"""Share of a batch's time that its trials take at least."""
 UNLIKELY = 0.5
 """Probability of a suspect below which its check is given up; of no change, above which the ends
 count as not separated once they had all their trials."""
@@ -68,14 +74,52 @@ class Spent:
             self.trial_s + seen.trial_s,
         )
 
-    def costs(self, expected: Costs) -> Costs:
-        """Seconds per build and trial; what was expected counts as one build and one batch."""
+    def costs(self, expected: Costs, pace: Pace) -> Costs:
+        """Seconds per build, trial and start of a batch; what was expected counts as one build and
+        one batch."""
         batch = BATCHES[0]
-        return Costs(
-            (expected.build_s + self.build_s) / (1 + self.builds),
-            (expected.trial_s * batch + self.trial_s) / (batch + self.trials),
-            expected.start_s,
+        build_s = (expected.build_s + self.build_s) / (1 + self.builds)
+        trial_s = (expected.trial_s * batch + self.trial_s) / (batch + self.trials)
+        if pace.batches < FITTED:
+            return Costs(build_s, trial_s, expected.start_s)
+        start_s = pace.start_s
+        mean = pace.trials / pace.batches
+        return Costs(build_s, max(trial_s - start_s / mean, trial_s * LEAST_TRIAL), start_s)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Sums over the batches of trials that ran: they tell what starting one takes, apart from each
+    trial. squares: of the trials of each. products: of each one's trials and seconds."""
+
+    batches: int = 0
+    trials: int = 0
+    seconds: float = 0.0
+    squares: int = 0
+    products: float = 0.0
+
+    def plus(self, seen: Observation) -> Pace:
+        """With one more batch; trials that were there before took nothing."""
+        n, s = seen.n, seen.trial_s
+        if not n or s <= 0:
+            return self
+        return Pace(
+            self.batches + 1,
+            self.trials + n,
+            self.seconds + s,
+            self.squares + n * n,
+            self.products + n * s,
         )
+
+    @property
+    def start_s(self) -> float:
+        """Seconds before the first trial of a batch: where the line through all batches begins,
+        held towards 0 as long as they are few or of one size."""
+        mean_n, mean_s = self.trials / self.batches, self.seconds / self.batches
+        spread = self.squares - self.trials * mean_n
+        together = self.products - self.seconds * mean_n
+        slope = (together + HELD * mean_s / mean_n) / (spread + HELD)
+        return min(max(0.0, mean_s - slope * mean_n), mean_s * (1 - LEAST_TRIAL))
 
 
 @dataclass(frozen=True)
@@ -107,6 +151,7 @@ class Bisection:
     made: frozenset[str] = frozenset()
     checks: tuple[Check, ...] = ()
     spent: Spent = Spent()
+    pace: Pace = Pace()
     verdict: Verdict | None = None
 
     @classmethod
@@ -190,8 +235,8 @@ class Bisection:
 
     @property
     def costs(self) -> Costs:
-        """Seconds per build and trial, as measured so far."""
-        return self.spent.costs(self.settings.costs)
+        """Seconds per build, trial and start of a batch, as measured so far."""
+        return self.spent.costs(self.settings.costs, self.pace)
 
     @property
     def to_revert(self) -> tuple[Commit, Commit]:
@@ -240,7 +285,8 @@ class Bisection:
 
     def _observed(self, seen: Observation) -> Bisection:
         made = self.made | {seen.key} if seen.build_s > 0 else self.made
-        state = replace(self, spent=self.spent.plus(seen), made=made)
+        pace = self.pace.plus(seen)
+        state = replace(self, spent=self.spent.plus(seen), pace=pace, made=made)
         if self.stage is Stage.DONE:
             return state
         known = self.tallies.get(seen.key, NO_TRIALS)
@@ -453,6 +499,7 @@ __all__ = [
     "Bisection",
     "Decision",
     "Level",
+    "Pace",
     "Probe",
     "Settings",
     "Spent",

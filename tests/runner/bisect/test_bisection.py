@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.bisect.bisection import HICCUPS, RETRIES, Bisection, Probe, Stage
+from runner.bisect.bisection import HICCUPS, RETRIES, Bisection, Pace, Probe, Stage
 from runner.bisect.events import Observation, Reverted, Seen, from_data, to_data
 from runner.bisect.policy import Costs
 from runner.bisect.settings import Settings
@@ -427,3 +427,47 @@ def test_builds_that_are_cached_cost_nothing_in_a_plan() -> None:
     probe: Probe = state.next(cached={str(i) for i in range(20)}).probes[0]
     assert probe.built
     assert probe.seconds < BUILD_S
+
+
+def paced(*batches: tuple[int, float]) -> Pace:
+    pace = Pace()
+    for trials, seconds in batches:
+        pace = pace.plus(Observation("a", n=trials, trial_s=seconds))
+    return pace
+
+
+def test_the_start_of_a_batch_is_told_apart_from_its_trials() -> None:
+    sizes = (8, 16, 32, 64, 8, 16, 128)
+    assert paced(*((n, 12 + n / 4) for n in sizes)).start_s == pytest.approx(12, rel=0.1)
+    assert paced(*((n, n / 4) for n in sizes)).start_s == pytest.approx(0, abs=1e-9)
+
+
+def test_batches_of_one_size_tell_nothing_of_their_start() -> None:
+    assert paced(*[(16, 20.0)] * 9).start_s == 0
+
+
+def test_where_starting_takes_long_batches_are_longer() -> None:
+    ends = [Observation("0", k=0, n=64), Observation("19", k=6, n=64)]
+    slow, quick = (
+        Bisection.start(line(20), higher, COSTS, [*ends, *batches])
+        for batches in (
+            [Observation("9", k=0, n=n, trial_s=20 + n / 8) for n in (8, 16, 32, 8)],
+            [Observation("9", k=0, n=n, trial_s=n / 8) for n in (8, 16, 32, 8)],
+        )
+    )
+    assert slow.costs.start_s > 10
+    assert quick.costs.start_s == pytest.approx(0, abs=1e-9)
+
+    def longest(state: Bisection) -> int:
+        cached = {str(place) for place in range(20)}
+        return max(probe.trials for probe in state.next(cached=cached).probes)
+
+    assert longest(slow) > longest(quick)
+
+
+@given(st.lists(st.tuples(st.integers(1, 128), st.floats(0.01, 500)), min_size=1, max_size=30))
+def test_a_start_is_never_less_than_nothing_nor_the_whole_batch(
+    batches: list[tuple[int, float]],
+) -> None:
+    pace = paced(*batches)
+    assert 0 <= pace.start_s < pace.seconds / pace.batches
