@@ -44,7 +44,7 @@ class Kind:
 REFRESH = {"EMULATION_BACKGROUND": "refresh", "EMULATION_RATE": "0.25", "EMULATION_ONCE": "0.2"}
 KINDS = (
     Kind("rare", {"EMULATION_RATE": "0.08"}),
-    Kind("background", {"EMULATION_RATE": "0.27", "EMULATION_FAULT": "0.05"}),
+    Kind("background", {"EMULATION_RATE": "0.2", "EMULATION_FAULT": "0.05"}),
     Kind("rarer, by failure", REFRESH),
     Kind("rarer, by swallow", REFRESH, "swallow"),
 )

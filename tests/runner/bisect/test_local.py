@@ -98,7 +98,7 @@ def test_what_fixed_it_is_found(racewatch: Racewatch, demo: DemoSubject, tmp_pat
 @pytest.mark.parametrize(
     ("race", "observe"),
     [
-        ({"EMULATION_RATE": "0.27", "EMULATION_FAULT": "0.05"}, "failure"),
+        ({"EMULATION_RATE": "0.2", "EMULATION_FAULT": "0.05"}, "failure"),
         # A capture swallows something in every fourth trial, which fails a fifth of those.
         (
             {
