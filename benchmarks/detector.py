@@ -37,7 +37,8 @@ WITH, WITHOUT = "--detect", "--no-detect"
 def run(command: str, out: Path, label: str, extra: list[str]) -> dict[str, Any]:
     """One whole run; its result. What could not run is an error, never a row."""
     path = out / f"{label}.json"
-    arguments = [*shlex.split(command), "--matrix", "issue-3863", *extra, "--json", str(path)]
+    arguments = [*shlex.split(command), "--matrix", "issue-3863", "--no-controls", *extra]
+    arguments += ["--json", str(path)]
     with (out / f"{label}.txt").open("w") as log:
         done = subprocess.run(arguments, stdout=log, stderr=subprocess.STDOUT, check=False)
     if done.returncode not in (0, 1):
@@ -67,8 +68,14 @@ def reported(trial: Trial) -> bool:
     return trial["evidence"].get("exit_status") is not None
 
 
-def foreign(trial: Trial) -> int:
+def nodes_of(trial: Trial) -> int:
+    """Graph nodes that other threads' work became."""
     return int(trial["swallow"]["foreign"])
+
+
+def foreign(trial: Trial) -> int:
+    """How often another thread's work met a window: those nodes, and calls that were refused."""
+    return nodes_of(trial) + int(trial["swallow"].get("refused", 0))
 
 
 def fisher(a: int, n: int, b: int, m: int) -> float:
@@ -108,8 +115,8 @@ def tell_figures(claims: Claims, watched: list[dict[str, Any]]) -> None:
             continue
         windows = statistics.mean(t["swallow"]["windows"] for t in seen)
         own = statistics.mean(t["swallow"]["own"] for t in seen)
-        nodes = sorted(map(foreign, seen))
-        with_work = sum(map(bool, nodes))
+        nodes = sorted(map(nodes_of, seen))
+        with_work = sum(foreign(trial) > 0 for trial in seen)
         print(
             f"{cell:<42} {len(seen):>7} {windows:>8.1f} {own:>6.1f} "
             f"{f'{with_work}/{len(seen)}':>13}  {nodes[0]} to {nodes[-1]}, "
@@ -138,10 +145,12 @@ def tell_figures(claims: Claims, watched: list[dict[str, Any]]) -> None:
     stock = counted(watched, STOCK)
     alive = [t for t in stock if reported(t)]
     met = sum(foreign(t) > 0 for t in alive)
+    with_nodes = sum(nodes_of(t) > 0 for t in alive)
     claims.say(
         met == len(alive) > 0,
-        f"{STOCK}: foreign work in {met} of {len(alive)} trials that lived to report "
-        f"(and in {sum(foreign(t) > 0 for t in stock if not reported(t))} of the other "
+        f"{STOCK}: foreign work in {met} of {len(alive)} trials that lived to report, "
+        f"as nodes in {with_nodes} (and in "
+        f"{sum(foreign(t) > 0 for t in stock if not reported(t))} of the other "
         f"{len(stock) - len(alive)})",
     )
 

@@ -196,7 +196,7 @@ class PlainProgress:
             self._done += 1
             said = [event.signature] if event.outcome is not Outcome.PASS else []
             if event.swallow is not None and event.swallowed:
-                said.append(f"swallow: {event.swallow.foreign}")
+                said.append(f"swallow: {event.swallow.reached}")
             detail = f" ({', '.join(said)})" if said else ""
             mark = "!" if event.outcome in FAILURES else " "
             print(

@@ -140,8 +140,9 @@ class TrialFinished:
 
     @property
     def swallowed(self) -> bool:
-        """True where another thread's work was seen to go into a capture window."""
-        return self.swallow is not None and self.swallow.foreign > 0
+        """True where another thread's work was seen to meet a capture window: it went into the
+        graph, or was refused because of it."""
+        return self.swallow is not None and self.swallow.reached > 0
 
 
 @dataclass(frozen=True)
@@ -375,7 +376,7 @@ class Fold:
 class SwallowedWork:
     """What one thread's calls of one API lost to capture windows.
 
-    count: graph nodes that they became. trials: in how many trials.
+    count: graph nodes that they became, or calls that were refused. trials: in how many trials.
     """
 
     api: str

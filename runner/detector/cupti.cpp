@@ -55,8 +55,8 @@ bool BuildsGraph(const char *api) {
   return StartsWith(api, "cuGraph") && !StartsWith(api, "cuGraphLaunch");
 }
 
-// What may make a node, with what begins and ends a window: only these calls are worth the time that
-// following them takes.
+// What may make a node or be refused by a capture, with what begins and ends a window: only these
+// calls are worth the time that following them takes.
 bool IsFollowed(const char *api) {
   static const char *const kPrefixes[] = {
       "cuStreamBeginCapture",
@@ -65,12 +65,16 @@ bool IsFollowed(const char *api) {
       "cuLaunch",
       "cuMemcpy",
       "cuMemset",
-      "cuMemAllocAsync",
-      "cuMemAllocFromPoolAsync",
-      "cuMemFreeAsync",
+      "cuMemAlloc",
+      "cuMemFree",
       "cuMemPrefetch",
       "cuMemDiscard",
       "cuEventRecord",
+      "cuEventQuery",
+      "cuEventSynchronize",
+      "cuStreamQuery",
+      "cuStreamSynchronize",
+      "cuCtxSynchronize",
       "cuStreamWait",   // ...Event, ...Value32, ...Value64
       "cuStreamWrite",  // ...Value32, ...Value64
       "cuStreamBatchMemOp",
@@ -95,6 +99,12 @@ CUresult StatusOf(const CUpti_CallbackData &call) {
   return *static_cast<const CUresult *>(call.functionReturnValue);
 }
 
+// What the driver answers to a call that a capture under way does not allow.
+bool RefusedByCapture(CUresult status) {
+  return status >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
+         status <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+}
+
 // Entered and left on the thread that calls the driver.
 void Follow(const CUpti_CallbackData &call) {
   const char *api = call.functionName;
@@ -114,6 +124,8 @@ void Follow(const CUpti_CallbackData &call) {
         status != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) {
       windows->Closed(StreamOf(call));
     }
+  } else if (RefusedByCapture(StatusOf(call))) {
+    windows->Refused(api);
   }
 }
 

@@ -72,6 +72,20 @@ class Record {
 
   // The calling thread's work went into another thread's window, which began at `began`.
   void CountForeign(const char *api, std::uint64_t window, Clock::time_point began) {
+    Count(api, window, began);
+    ++layout_->foreign;
+  }
+
+  // The calling thread's call was refused for another thread's window, which that most often breaks.
+  void CountRefused(const char *api, std::uint64_t window, Clock::time_point began) {
+    char refused[kApiName];
+    std::snprintf(refused, sizeof(refused), "%.*s (refused)", kApiName - 11, api);
+    Count(refused, window, began);
+    ++layout_->refused;
+  }
+
+ private:
+  void Count(const char *api, std::uint64_t window, Clock::time_point began) {
     auto inside = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - began);
     char thread[kThreadName];
     NameThread(thread);
@@ -86,12 +100,10 @@ class Record {
       first.microseconds = static_cast<std::uint64_t>(inside.count());
       layout_->firsts = firsts + 1;
     }
-    ++layout_->foreign;
   }
 
- private:
   // Whatever is changed here is changed in record.py, and in the last digit of kMagic.
-  static constexpr char kMagic[] = "RWSWALW1";
+  static constexpr char kMagic[] = "RWSWALW2";
   static constexpr int kApiName = 48;
   static constexpr int kThreadName = 16;  // the kernel's limit: prctl(2), PR_SET_NAME
   static constexpr std::uint32_t kRows = 64;
@@ -115,7 +127,7 @@ class Record {
     std::atomic<std::uint32_t> state{kBegun};
     std::atomic<std::uint32_t> rows{0};
     std::atomic<std::uint32_t> firsts{0};
-    std::uint32_t unused = 0;
+    std::atomic<std::uint32_t> refused{0};
     std::atomic<std::uint64_t> windows{0};
     std::atomic<std::uint64_t> own{0};
     std::atomic<std::uint64_t> foreign{0};

@@ -18,7 +18,7 @@ NO_RECORD = "it left no record: the device's driver did not load the detector"
 UNFINISHED = "the detector was loaded and did not come to watch"
 BROKEN = "its record is broken"
 
-_MAGIC = b"RWSWALW1"
+_MAGIC = b"RWSWALW2"
 _BEGUN, _WATCHING, _REFUSED = 0, 1, 2
 _HEAD = struct.Struct("<8sIIIIQQQ256s")
 _ROW = struct.Struct("<48s16sQ")
@@ -47,7 +47,11 @@ class Detector:
 
 @dataclass(frozen=True)
 class Swallowed:
-    """How many nodes of a graph one thread's calls of one API became, in other threads' windows."""
+    """How many nodes of a graph one thread's calls of one API became, in other threads' windows.
+
+    api: ends in ` (refused)` for calls that the device's driver refused because of such a window,
+    which are counted instead.
+    """
 
     api: str
     thread: str
@@ -72,7 +76,8 @@ class Swallow:
     """What a detector saw of a trial's capture windows.
 
     windows: captures begun. own: graph nodes made by the thread that captures. foreign: by others.
-    calls: the foreign ones by API and thread. first: the first of them.
+    refused: calls of other threads that a window did not allow, by which they most often break it.
+    calls: the foreign and the refused ones by API and thread. first: the first of them.
     reason: why nothing was watched; then all counts are 0 and mean nothing.
     """
 
@@ -82,6 +87,12 @@ class Swallow:
     calls: tuple[Swallowed, ...] = ()
     first: tuple[ForeignCall, ...] = ()
     reason: str = ""
+    refused: int = 0
+
+    @property
+    def reached(self) -> int:
+        """Nodes and refused calls: how often another thread's work met a window."""
+        return self.foreign + self.refused
 
     @property
     def watched(self) -> bool:
@@ -95,7 +106,7 @@ def parse(data: bytes) -> Swallow:
         return Swallow(reason=NO_RECORD)
     if len(data) < SIZE or not data.startswith(_MAGIC):
         return Swallow(reason=BROKEN)
-    _, state, rows, firsts, _, windows, own, foreign, reason = _HEAD.unpack_from(data)
+    _, state, rows, firsts, refused, windows, own, foreign, reason = _HEAD.unpack_from(data)
     if state == _BEGUN:
         return Swallow(reason=UNFINISHED)
     if state != _WATCHING:
@@ -116,6 +127,7 @@ def parse(data: bytes) -> Swallow:
         foreign=min(foreign, _MOST),
         calls=tuple(sorted(calls, key=lambda one: (-one.count, one.api, one.thread))),
         first=tuple(first),
+        refused=refused,
     )
 
 
@@ -161,6 +173,7 @@ def from_data(data: Any) -> Swallow:
         calls=tuple(calls),
         first=tuple(first),
         reason=_name(data["reason"]),
+        refused=_count(data.get("refused", 0)),  # older results have none
     )
 
 

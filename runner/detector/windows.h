@@ -2,7 +2,8 @@
 //
 // A node is its maker's own where that thread has begun a capture and not ended it. Made by a thread
 // that holds no window while another one does, it is foreign: work that was meant to run and went
-// into the other's graph.
+// into the other's graph. A call of such a thread may also be refused, where no graph can hold what it
+// asks for: then it met the other's window, and most often breaks it.
 #pragma once
 
 #include <algorithm>
@@ -50,15 +51,26 @@ class Windows {
   void NodeMade(const char *api) {
     std::lock_guard<std::mutex> guard(mutex_);
     if (open_.empty()) return;
-    long self = ThreadId();
-    if (std::any_of(open_.begin(), open_.end(), [=](const Window &w) { return w.owner == self; })) {
+    if (Holds(ThreadId())) {
       record_->CountOwn();
     } else {
       record_->CountForeign(api, open_.back().number, open_.back().began);
     }
   }
 
+  // The driver has refused the calling thread's call because a stream is being captured.
+  void Refused(const char *api) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (open_.empty() || Holds(ThreadId())) return;
+    record_->CountRefused(api, open_.back().number, open_.back().began);
+  }
+
  private:
+  bool Holds(long thread) const {
+    return std::any_of(open_.begin(), open_.end(),
+                       [=](const Window &window) { return window.owner == thread; });
+  }
+
   struct Window {
     const void *stream;
     long owner;

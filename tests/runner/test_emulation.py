@@ -532,13 +532,19 @@ def test_the_record_tells_whose_work_went_into_which_capture(watched: Watched) -
     assert [one.window for one in seen.first] == [2, 2]
 
 
-def test_work_that_a_spoiled_capture_refuses_is_not_swallowed(watched: Watched) -> None:
+def test_work_that_a_capture_refuses_is_told_and_not_swallowed(watched: Watched) -> None:
     stream = watched.cuda.stream()
     stream.begin()
     on_another_thread(stream.synchronize)
     on_another_thread(lambda: stream.put("refused"))
+    stream.put("refused to who captures, too")
     stream.end()
-    assert watched.seen == Swallow(windows=1)
+    seen = watched.seen
+    assert (seen.windows, seen.own, seen.foreign, seen.refused) == (1, 0, 0, 2)
+    assert {one.api for one in seen.calls} == {
+        "cudaStreamSynchronize (refused)",
+        "cudaLaunchHostFunc (refused)",
+    }
 
 
 def test_a_stream_that_joins_a_capture_swallows_too(watched: Watched) -> None:

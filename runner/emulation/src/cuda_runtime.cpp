@@ -202,6 +202,13 @@ struct Capture {
       record->CountForeign(api, number, began);
     }
   }
+  // Another thread's call is not allowed while this goes on.
+  void Refuse(const char *api) const {
+    racewatch::Record *record = TheRecord();
+    if (record != nullptr && thread != std::this_thread::get_id()) {
+      record->CountRefused(api, number, began);
+    }
+  }
   bool Joined() const {
     std::set<int> joined = graph->Ancestors(tails.at(origin));
     for (const auto &[stream, tail] : tails) {
@@ -224,21 +231,25 @@ cudaError_t Submit(cudaStream_t stream, const char *api, std::function<void()> w
     stream->Push(std::move(work));
     return cudaSuccess;
   }
-  if (stream->capture->invalid) return cudaErrorStreamCaptureInvalidated;
+  if (stream->capture->invalid) {
+    stream->capture->Refuse(api);
+    return cudaErrorStreamCaptureInvalidated;
+  }
   stream->capture->Append(stream, api, std::move(work));
   return cudaSuccess;
 }
 
 // What CUDA answers to an operation that no capture can hold: the capture is spoiled, too.
-cudaError_t Spoil(Capture *capture, cudaError_t error) {
+cudaError_t Spoil(Capture *capture, const char *api, cudaError_t error) {
+  capture->Refuse(api);
   if (capture->invalid) return cudaErrorStreamCaptureInvalidated;
   capture->invalid = true;
   return error;
 }
 
 // The event's last record went into a capture, so nothing on the host can wait for it.
-cudaError_t RefuseCaptured(cudaEvent_t event) {
-  if (event->page->capture != nullptr) Spoil(event->page->capture, cudaErrorCapturedEvent);
+cudaError_t RefuseCaptured(cudaEvent_t event, const char *api) {
+  if (event->page->capture != nullptr) Spoil(event->page->capture, api, cudaErrorCapturedEvent);
   return cudaErrorCapturedEvent;
 }
 
@@ -392,7 +403,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   {
     std::lock_guard<std::mutex> guard(RuntimeLock());
     if (stream->capture != nullptr) {
-      return Report(Spoil(stream->capture, cudaErrorStreamCaptureUnsupported));
+      return Report(Spoil(stream->capture, __func__, cudaErrorStreamCaptureUnsupported));
     }
   }
   stream->Close();
@@ -406,7 +417,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   {
     std::lock_guard<std::mutex> guard(RuntimeLock());
     if (stream->capture != nullptr) {
-      return Report(Spoil(stream->capture, cudaErrorStreamCaptureUnsupported));
+      return Report(Spoil(stream->capture, __func__, cudaErrorStreamCaptureUnsupported));
     }
     stream->Push([marker] { marker->Set(); });
   }
@@ -418,7 +429,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (stream == nullptr) return Report(cudaErrorInvalidResourceHandle);
   std::lock_guard<std::mutex> guard(RuntimeLock());
   if (stream->capture != nullptr) {
-    return Report(Spoil(stream->capture, cudaErrorStreamCaptureUnsupported));
+    return Report(Spoil(stream->capture, __func__, cudaErrorStreamCaptureUnsupported));
   }
   return stream->Idle() ? cudaSuccess : cudaErrorNotReady;
 }
@@ -429,17 +440,20 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (event->page == nullptr) {
     if (event->marker == nullptr) return cudaSuccess;  // never recorded: nothing to wait for
     if (stream->capture != nullptr) {
-      return Report(Spoil(stream->capture, cudaErrorStreamCaptureIsolation));
+      return Report(Spoil(stream->capture, __func__, cudaErrorStreamCaptureIsolation));
     }
     stream->Push([marker = event->marker] { marker->Wait(); });
     return cudaSuccess;
   }
   Capture *capture = event->page->capture;
   if (capture == nullptr) return Report(cudaErrorCapturedEvent);
-  if (capture->invalid) return Report(cudaErrorStreamCaptureInvalidated);
+  if (capture->invalid) {
+    capture->Refuse(__func__);
+    return Report(cudaErrorStreamCaptureInvalidated);
+  }
   if (stream->capture != nullptr && stream->capture != capture) {
     stream->capture->invalid = true;
-    return Report(Spoil(capture, cudaErrorStreamCaptureMerge));
+    return Report(Spoil(capture, __func__, cudaErrorStreamCaptureMerge));
   }
   stream->capture = capture;  // a stream that waits for captured work joins the capture
   auto &tail = capture->tails[stream];
@@ -470,6 +484,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   if (event == nullptr || stream == nullptr) return Report(cudaErrorInvalidResourceHandle);
   std::lock_guard<std::mutex> guard(RuntimeLock());
   if (stream->capture != nullptr && stream->capture->invalid) {
+    stream->capture->Refuse(__func__);
     return Report(cudaErrorStreamCaptureInvalidated);
   }
   event->LeaveCapture();
@@ -489,7 +504,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   std::shared_ptr<Marker> marker;
   {
     std::lock_guard<std::mutex> guard(RuntimeLock());
-    if (event->page != nullptr) return Report(RefuseCaptured(event));
+    if (event->page != nullptr) return Report(RefuseCaptured(event, __func__));
     marker = event->marker;
   }
   if (marker != nullptr) marker->Wait();
@@ -499,7 +514,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (event == nullptr) return Report(cudaErrorInvalidResourceHandle);
   std::lock_guard<std::mutex> guard(RuntimeLock());
-  if (event->page != nullptr) return Report(RefuseCaptured(event));
+  if (event->page != nullptr) return Report(RefuseCaptured(event, __func__));
   return event->marker == nullptr || event->marker->Done() ? cudaSuccess : cudaErrorNotReady;
 }
 
@@ -562,7 +577,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
   std::lock_guard<std::mutex> guard(RuntimeLock());
   Capture *capture = stream->capture;
   if (capture == nullptr) return Report(cudaErrorIllegalState);
-  if (capture->origin != stream) return Report(Spoil(capture, cudaErrorStreamCaptureUnmatched));
+  if (capture->origin != stream) return Report(Spoil(capture, __func__, cudaErrorStreamCaptureUnmatched));
   if (capture->mode != cudaStreamCaptureModeRelaxed &&
       capture->thread != std::this_thread::get_id()) {
     return Report(cudaErrorStreamCaptureWrongThread);

@@ -38,6 +38,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory, compiler: str) -> ctypes.CDL
         ("opened", None, [pointer, pointer, number]),
         ("closed", None, [pointer, pointer]),
         ("node", None, [pointer, ctypes.c_char_p]),
+        ("refused", None, [pointer, ctypes.c_char_p]),
     ):
         function = getattr(library, f"probe_{name}")
         function.restype, function.argtypes = result, arguments
@@ -83,6 +84,9 @@ class Watched:
 
     def node(self, thread: str, api: str = "cuLaunchKernel") -> None:
         self.threads.on(thread, self.probe.probe_node, self.windows, api.encode())
+
+    def refused(self, thread: str, api: str = "cuStreamSynchronize") -> None:
+        self.threads.on(thread, self.probe.probe_refused, self.windows, api.encode())
 
     @property
     def seen(self) -> Swallow:

@@ -26,6 +26,8 @@ const std::vector<const char *> kNames{
     "cuGraphInstantiateWithFlags",
     "cuGraphClone",
     "cuGraphLaunch",
+    "cuStreamSynchronize",
+    "cuEventQuery",
     "cuCtxGetCurrent",
 };
 

@@ -142,6 +142,14 @@ def test_a_capture_that_fails_to_begin_opens_no_window(play: Play) -> None:
     assert seen == Swallow()
 
 
+@pytest.mark.parametrize("api", ["cuStreamSynchronize", "cuEventQuery", "cuLaunchKernel"])
+@pytest.mark.parametrize(("status", "refused"), [(900, 1), (901, 1), (907, 1), (0, 0), (600, 0)])
+def test_what_a_capture_refuses_is_counted(play: Play, api: str, status: int, refused: int) -> None:
+    seen = play(("one", BEGIN, 1, 0, 0), ("two", api, 1, 0, status), ("one", api, 1, 0, status))
+    assert (seen.foreign, seen.refused) == (0, refused)
+    assert [one.api for one in seen.calls] == [f"{api} (refused)"] * refused
+
+
 def test_where_a_profiler_has_cupti_it_says_so(play: Play) -> None:
     seen = play(("one", BEGIN, 1, 0, 0), FAKE_CUPTI_TAKEN="1")
     assert seen.reason == (

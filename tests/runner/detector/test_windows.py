@@ -143,3 +143,23 @@ def test_any_order_of_steps_is_counted_as_said(
     seen = here.seen
     assert (seen.windows, seen.own, seen.foreign) == (windows, own, foreign.total())
     assert {one.thread: one.count for one in seen.calls} == +foreign
+
+
+def test_a_call_that_a_window_does_not_allow_is_refused(watched: New) -> None:
+    here = watched()
+    here.begin("one", 1)
+    here.refused("one")
+    here.refused("loader")
+    here.refused("loader", "cuEventQuery")
+    here.refused("loader", "cu" + "Long" * 20)
+    seen = here.seen
+    assert (seen.foreign, seen.refused, seen.reached) == (0, 3, 3)
+    assert {(one.api, one.thread, one.count) for one in seen.calls} == {
+        ("cuStreamSynchronize (refused)", "loader", 1),
+        ("cuEventQuery (refused)", "loader", 1),
+        (("cu" + "Long" * 20)[:37] + " (refused)", "loader", 1),
+    }
+    assert seen.first[0].api == "cuStreamSynchronize (refused)"
+    here.end("one", 1)
+    here.refused("loader")
+    assert here.seen == seen, "there is no window to be refused for"

@@ -21,4 +21,6 @@ void probe_opened(Windows *windows, const void *stream, int succeeded) {
 void probe_closed(Windows *windows, const void *stream) { windows->Closed(stream); }
 void probe_node(Windows *windows, const char *api) { windows->NodeMade(api); }
 
+void probe_refused(Windows *windows, const char *api) { windows->Refused(api); }
+
 }  // extern "C"
