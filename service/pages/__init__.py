@@ -25,7 +25,7 @@ from service.pages import (
 )
 from service.pages.errors import ErrorPages
 from service.pages.view import opening
-from service.reading import changes, signatures
+from service.reading import changes, doubted, signatures
 from service.reading import workers as workers_reading
 from service.reading.kept import Kept
 
@@ -57,6 +57,7 @@ def install(app: FastAPI) -> None:
     live.install(app, app.state.database.url)
     app.state.changes = Kept(changes.find)
     app.state.signatures = Kept(signatures.find)
+    app.state.doubts = Kept(doubted.find)
     app.state.controls = Kept(workers_reading.controls)
     app.include_router(router)
     app.include_router(static.router)

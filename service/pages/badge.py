@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from service.api.errors import missing
 from service.pages import asked
-from service.pages.view import database, macro
+from service.pages.view import database, doubts, macro
 from service.pages.words import interval, percent
 from service.reading import badge
 from service.reading.badge import Badge
@@ -21,6 +21,7 @@ _COLOURS = {
     Mark.RACES: "#b3261e",
     Mark.CLEAN: "#1f7a3d",
     Mark.UNDERSAMPLED: "#8a5a00",
+    Mark.UNPROVEN: "#8a5a00",
 }
 _OTHER = "#5a5f68"
 _CHARACTER = 6.6
@@ -68,7 +69,7 @@ def show(
     name, head = asked.plain("subject", subject), asked.plain("branch", branch)
     device = asked.plain("queue", queue)
     with database(request).session() as session:
-        found = badge.read(session, name, head, device, identity, bound)
+        found = badge.read(session, name, head, device, identity, bound, doubts(request, session))
     if found is None:
         raise missing("badge", f"{subject}/{branch} on {queue or 'any device'}, cell {cell or '-'}")
     svg = macro("badge.svg", "badge")(*parts(found), title(found))
@@ -94,6 +95,8 @@ def _said(found: Badge) -> str:
     seen = f"{rate.k}/{rate.n}"
     if rate.mark is Mark.RACES:
         return f"races {percent(rate.rate)} ({interval(rate.low, rate.high)}), {seen}"
+    if rate.mark is Mark.UNPROVEN:
+        return f"{rate.label}: {seen} failed"
     if rate.mark is Mark.UNDERSAMPLED:
         return f"undersampled {seen}, {rate.needed} more"
     return f"{rate.label}, {seen}"

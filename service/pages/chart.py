@@ -175,7 +175,9 @@ def _dot(point: TrendPoint, places: _Places) -> Dot:
     else:
         did = "failed" if point.of is Of.FAILURE else "had foreign work"
         said = f"{rate.k} of {rate.n} {did}, {percent(rate.rate)} ({interval(rate.low, rate.high)})"
-        shape = {"clean": "clean", "undersampled": "unsure"}.get(rate.mark, "race")
+        shape = {"clean": "clean", "undersampled": "unsure", "unproven": "unsure"}.get(
+            rate.mark, "race"
+        )
     return Dot(
         x=places.x(point.commit),
         y=_y(rate.rate or 0.0),

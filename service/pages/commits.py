@@ -9,7 +9,7 @@ from starlette.responses import RedirectResponse, Response
 
 from service.api.errors import missing, refused
 from service.pages import asked, markdown
-from service.pages.view import database, page, settings
+from service.pages.view import database, doubts, page, settings
 from service.reading import commits
 from service.reading.grid import CLEAN_BELOW
 
@@ -29,7 +29,9 @@ def show(request: Request, subject: str, sha: str, clean_below: str = "") -> Res
             raise refused(404, f"commit {name} may be one of {', '.join(whole)}: give more of it")
         if whole != sha:
             return RedirectResponse(f"/commits/{quote(subject)}/{quote(whole)}", 302)
-        commit = commits.read(session, subject, whole, bound, request.app.state.changes)
+        commit = commits.read(
+            session, subject, whole, bound, request.app.state.changes, doubts(request, session)
+        )
     if commit is None:
         raise missing("commit", name)
     table = markdown.commit(commit, settings(request).link) if commit.measured else ""

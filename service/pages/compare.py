@@ -15,7 +15,7 @@ from service.api.export import csv_response
 from service.pages import asked
 from service.pages.exported import as_swallow
 from service.pages.markdown import comparison
-from service.pages.view import database, page, settings
+from service.pages.view import database, doubts, page, settings
 from service.reading import compare
 from service.reading.compare import ComparedRow, ComparedSwallow, CompareFilter, ComparePage
 from service.reading.grid import CLEAN_BELOW
@@ -53,7 +53,7 @@ Asked = Annotated[CompareFilter, Depends(_filter)]
 def _read(request: Request, chosen: CompareFilter) -> ComparePage:
     try:
         with database(request).session() as session:
-            return compare.read(session, chosen)
+            return compare.read(session, chosen, doubts(request, session))
     except compare.NoSuchCommit as error:
         raise refused(404, str(error)) from None
 

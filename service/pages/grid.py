@@ -14,7 +14,7 @@ from service.api.export import csv_response
 from service.pages import asked
 from service.pages.cells import row_cells
 from service.pages.exported import SWALLOW_COLUMNS, as_swallow, swallow_row
-from service.pages.view import database, page
+from service.pages.view import database, doubts, page
 from service.reading import grid, grid_commits
 from service.reading.grid import Grid, GridCell, GridFilter, GridRow
 from service.reading.rate import NO_COUNTS, OUTCOMES, Rate, rate_of
@@ -71,7 +71,7 @@ Asked = Annotated[GridFilter, Depends(_filter)]
 
 def _read(request: Request, chosen: GridFilter) -> Grid:
     with database(request).session() as session:
-        return grid.read(session, chosen, request.app.state.changes)
+        return grid.read(session, chosen, request.app.state.changes, doubts(request, session))
 
 
 @router.get("/")

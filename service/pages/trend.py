@@ -17,7 +17,7 @@ from service.api.export import csv_response
 from service.pages import asked, markdown
 from service.pages.chart import chart
 from service.pages.exported import SWALLOW_COLUMNS, as_swallow, swallow_row
-from service.pages.view import database, page, settings
+from service.pages.view import database, doubts, page, settings
 from service.reading import trend
 from service.reading.changes import Of
 from service.reading.grid import CLEAN_BELOW
@@ -70,7 +70,7 @@ Asked = Annotated[trend.TrendFilter, Depends(_filter)]
 
 def _read(request: Request, chosen: trend.TrendFilter) -> TrendPage:
     with database(request).session() as session:
-        found = trend.read(session, chosen, request.app.state.changes)
+        found = trend.read(session, chosen, request.app.state.changes, doubts(request, session))
     if found is None:
         raise missing("cell", str(chosen.cell))
     return found

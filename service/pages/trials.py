@@ -8,7 +8,7 @@ from starlette.responses import HTMLResponse
 from runner.outcome import Outcome
 from service.api.errors import missing
 from service.pages import asked
-from service.pages.view import database, page
+from service.pages.view import database, doubts, page
 from service.reading import trials
 from service.reading.grid import CLEAN_BELOW
 
@@ -45,7 +45,7 @@ def show_measurement(
     )
     bound = asked.bound("clean_below", clean_below, CLEAN_BELOW)
     with database(request).session() as session:
-        found = trials.read_measurement(session, identity, chosen, bound)
+        found = trials.read_measurement(session, identity, chosen, bound, doubts(request, session))
     if found is None:
         raise missing("measurement", measurement_id)
     return page(

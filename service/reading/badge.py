@@ -9,6 +9,7 @@ from sqlmodel import Session, col, select
 
 from service.reading import grid_choices
 from service.reading.cells import CellName, cell_name
+from service.reading.doubted import NONE, Doubts
 from service.reading.environments import EMULATED
 from service.reading.grid_choices import CLEAN_BELOW, GridFilter
 from service.reading.rate import COUNT_COLUMNS, Rate, rate_of
@@ -43,6 +44,7 @@ def read(
     queue: str,
     cell_id: int | None,
     clean_below: float = CLEAN_BELOW,
+    doubts: Doubts = NONE,
 ) -> Badge | None:
     """The badge; without a cell that of stock with the background thread. None where subject,
     branch or cell is not known."""
@@ -61,7 +63,9 @@ def read(
         return None
     name = cell_name(cell)
     query = (
-        columns(col(Commit.sha), col(Measurement.environment_id), *COUNT_COLUMNS)
+        columns(
+            col(Commit.sha), col(Measurement.environment_id), col(Measurement.id), *COUNT_COLUMNS
+        )
         .select_from(BranchCommit)
         .join(Commit, col(Commit.id) == col(BranchCommit.commit_id))
         .join(CommitBuild, col(CommitBuild.commit_id) == col(Commit.id))
@@ -79,7 +83,7 @@ def read(
         .order_by(col(BranchCommit.position).desc())
     )
     place = {identity: n for n, identity in enumerate(choices.compared)}
-    counted = [row for row in session.connection().execute(query) if any(row[2:])]
+    counted = [row for row in session.connection().execute(query) if any(row[3:])]
     newest = [row for row in counted if row[0] == counted[0][0]]
     row = min(newest, key=lambda one: place[one[1]], default=None)
     return Badge(
@@ -88,7 +92,7 @@ def read(
         queue=chosen.queue,
         cell=name,
         sha=row[0] if row else "",
-        rate=rate_of(tuple(row[2:]), clean_below) if row else None,
+        rate=rate_of(tuple(row[3:]), clean_below, control=doubts.get(row[2])) if row else None,
     )
 
 

@@ -16,6 +16,7 @@ from service.reading.builds import BuildLine, build_lines
 from service.reading.cells import CellName, cell_name
 from service.reading.changes import Change, Of, Scope
 from service.reading.commands import Command, What
+from service.reading.doubted import NONE, Doubts
 from service.reading.environments import EnvironmentName, environment_name, queue_of
 from service.reading.rate import Rate, rate_of_measurement
 from service.reading.runs import RunLine, run_lines
@@ -139,6 +140,7 @@ def read(
     sha: str,
     clean_below: float,
     find_changes: finding.Find = finding.find,
+    doubts: Doubts = NONE,
 ) -> CommitPage | None:
     """A commit by its whole hash; None where it is not known."""
     commit = session.exec(
@@ -153,7 +155,7 @@ def read(
         .limit(RUNS)
     ).all()
     places = _places(session, commit.id)
-    measured = _measured(session, commit.id, clean_below)
+    measured = _measured(session, commit.id, clean_below, doubts)
     return CommitPage(
         subject=subject,
         sha=sha,
@@ -230,7 +232,9 @@ def _at(session: Session, place: BranchCommit, position: int) -> str:
     return found or ""
 
 
-def _measured(session: Session, commit_id: int, clean_below: float) -> tuple[MeasuredIn, ...]:
+def _measured(
+    session: Session, commit_id: int, clean_below: float, doubts: Doubts
+) -> tuple[MeasuredIn, ...]:
     """By environment, the newest first; cells in the order of the grid."""
     builds = select(CommitBuild.build_id).where(CommitBuild.commit_id == commit_id)
     found = session.exec(
@@ -242,10 +246,11 @@ def _measured(session: Session, commit_id: int, clean_below: float) -> tuple[Mea
     environments: dict[int, list[MeasuredCell]] = {}
     names: dict[int, EnvironmentName] = {}
     for measurement, cell, environment in found:
-        rate = rate_of_measurement(measurement, clean_below)
+        assert measurement.id is not None
+        control = doubts.get(measurement.id)
+        rate = rate_of_measurement(measurement, clean_below, control=control)
         if not rate.trials:
             continue
-        assert measurement.id is not None
         name = environment_name(environment)
         names[name.id] = name
         environments.setdefault(name.id, []).append(

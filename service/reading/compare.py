@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 from sqlmodel import Session, col, select
 
+from runner import controls
 from runner.statistics.comparison import ERROR, difference, fisher
+from runner.statistics.control import ControlVerdict
 from runner.statistics.counts import Counts
 from runner.statistics.verdict import judge_cell
 from service.reading import measured
 from service.reading.cells import CellName, cell_name
+from service.reading.doubted import NONE, Doubts
 from service.reading.environments import EnvironmentName, environment_name, queue_of
 from service.reading.grid_choices import CLEAN_BELOW
 from service.reading.measured import Measured
@@ -179,7 +182,7 @@ class NoSuchCommit(LookupError):
     """A commit that is asked for is not there, or not clear. The text says which, and why."""
 
 
-def read(session: Session, asked: CompareFilter) -> ComparePage:
+def read(session: Session, asked: CompareFilter, doubts: Doubts = NONE) -> ComparePage:
     """The comparison; without commits, what could be compared. Raises NoSuchCommit."""
     scopes = session.exec(
         select(Run.subject, Run.queue).group_by(col(Run.subject), col(Run.queue))
@@ -196,7 +199,7 @@ def read(session: Session, asked: CompareFilter) -> ComparePage:
         variants = tuple(
             dict.fromkeys(one.cell.variant for side in (a, b) for one in found[side.id])
         )
-        rows = _rows(found[a.id], found[b.id], asked)
+        rows = _rows(found[a.id], found[b.id], asked, doubts)
         parity = _parity(session, a, b, asked)
     return ComparePage(
         asked=asked if asked.subject else CompareFilter(**{**vars(asked), "subject": subject}),
@@ -243,12 +246,12 @@ def _offered(session: Session, subject: str) -> tuple[ComparedCommit, ...]:
 
 
 def _rows(
-    a: Iterable[Measured], b: Iterable[Measured], asked: CompareFilter
+    a: Iterable[Measured], b: Iterable[Measured], asked: CompareFilter, doubts: Doubts
 ) -> tuple[ComparedRow, ...]:
     """Those that are shown to differ first, the surest first; then as the grid has them."""
     of_a = {_key(one, asked.base): one for one in a if asked.base in ("", one.cell.variant)}
     of_b = {_key(one, asked.head): one for one in b if asked.head in ("", one.cell.variant)}
-    rows = [_row(*both, asked.clean_below) for both in _pairs(of_a, of_b)]
+    rows = [_row(*both, asked.clean_below, doubts) for both in _pairs(of_a, of_b)]
     rows.sort(key=lambda row: row.cell.order)
     rows.sort(key=lambda row: (not row.differs, row.mark is not Mark.REGRESSED, row.p or 0.0)
               if row.differs else (True, True, 0.0))  # fmt: skip
@@ -287,10 +290,11 @@ def _key(one: Measured, variant: str) -> _Key:
     )  # fmt: skip
 
 
-def _row(a: Measured | None, b: Measured | None, clean_below: float) -> ComparedRow:
+def _row(a: Measured | None, b: Measured | None, clean_below: float, doubts: Doubts) -> ComparedRow:
     either = b or a
     assert either is not None, "a key comes from one of the two"
-    rate_a, rate_b = _rate(a, clean_below), _rate(b, clean_below)
+    of_a, of_b = _doubt(a, doubts), _doubt(b, doubts)
+    rate_a, rate_b = _rate(a, clean_below, of_a), _rate(b, clean_below, of_b)
     mark, label, p, between, needed = Mark.NOT_RUN, "not compared", None, None, (0, 0)
     same = bool(
         a and b and a.measurement and b.measurement and a.measurement.id == b.measurement.id
@@ -299,7 +303,8 @@ def _row(a: Measured | None, b: Measured | None, clean_below: float) -> Compared
         label = "the same build"
     elif rate_a and rate_b and rate_a.n and rate_b.n:
         head, base = Counts(rate_b.k, rate_b.n), Counts(rate_a.k, rate_a.n)
-        verdict = judge_cell(head, base, clean_below)
+        doubt = controls.worst(one for one in (of_a, of_b) if one is not None)
+        verdict = judge_cell(head, base, clean_below, doubt)
         mark, label = MARK_OF_KIND[verdict.kind], verdict.label
         p = _p(head, base)
         between = difference(head, base)
@@ -349,10 +354,14 @@ def _p(head: Counts, base: Counts) -> float | None:
     return fisher(head, base) if higher > 0 else fisher(base, head)
 
 
-def _rate(one: Measured | None, clean_below: float) -> Rate | None:
+def _doubt(one: Measured | None, doubts: Doubts) -> ControlVerdict | None:
+    return doubts.get(one.measurement.id or 0) if one and one.measurement else None
+
+
+def _rate(one: Measured | None, clean_below: float, control: ControlVerdict | None) -> Rate | None:
     if one is None or one.measurement is None:
         return None
-    return rate_of_measurement(one.measurement, clean_below)
+    return rate_of_measurement(one.measurement, clean_below, control=control)
 
 
 def _why(one: Measured | None) -> str:

@@ -18,6 +18,7 @@ from service.reading import changes as finding
 from service.reading import grid_choices, grid_commits
 from service.reading.cells import CellName, cell_name
 from service.reading.changes import Change, Scope
+from service.reading.doubted import NONE, Doubts
 from service.reading.environments import EMULATED, EnvironmentName
 from service.reading.grid_cells import GridCell, PageCells
 from service.reading.grid_choices import CLEAN_BELOW, LOOSE, Choices, GridFilter
@@ -124,13 +125,19 @@ class Grid:
         return self.chosen.queue == EMULATED
 
 
-def read(session: Session, asked: GridFilter, find: finding.Find = finding.find) -> Grid:
+def read(
+    session: Session,
+    asked: GridFilter,
+    find: finding.Find = finding.find,
+    doubts: Doubts = NONE,
+) -> Grid:
     """The page of the grid that is asked for. find: how changes are found."""
     choices = grid_choices.read(session, asked)
     chosen = choices.chosen
     # One more than are shown: whether there are older ones, and whose trials the last one shares.
     commits = grid_commits.read(session, chosen, choices.compared, ROWS + 1)
-    page = PageCells(session, chosen, choices.compared, [commit.id for commit in commits])
+    ids = [commit.id for commit in commits]
+    page = PageCells(session, chosen, choices.compared, ids, doubts)
     columns = page.columns()
     size = max(LEAST_ROWS, min(ROWS, CELLS // max(1, len(columns))))
     changes = _changes(session, choices, find)

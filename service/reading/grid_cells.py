@@ -14,6 +14,7 @@ from sqlmodel import Session, col, select
 
 from service.reading import told
 from service.reading.cells import CellName, cell_name
+from service.reading.doubted import NONE, Doubts
 from service.reading.grid_choices import GridFilter
 from service.reading.rate import COUNT_COLUMNS, WATCH_COLUMNS, Mark, Watch, mark_of_outcome
 from service.reading.told import Told
@@ -90,10 +91,12 @@ class PageCells:
         chosen: GridFilter,
         environments: Sequence[int],
         commits: Iterable[int],
+        doubts: Doubts = NONE,
     ) -> None:
         self._session = session
         self._chosen = chosen
         self._environments = environments
+        self._doubts = doubts
         self._ids = _any(commits)
         self._builds = self._read_builds()
         self._measured = self._read_measurements()
@@ -218,7 +221,7 @@ class PageCells:
             key, environment, counts = (row[0], row[1]), row[3], tuple(row[7:])
             there = measured.get(key)
             if (there is None or place[environment] < place[there.environment]) and any(counts):
-                saying = told.of_counts(counts, bound, Watch(*row[4:7]))
+                saying = told.of_counts(counts, bound, Watch(*row[4:7]), self._doubts.get(row[2]))
                 measured[key] = _Measured(row[2], environment, saying)
         return measured
 

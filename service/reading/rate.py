@@ -186,14 +186,20 @@ def rate_of(
 
 
 def rate_of_measurement(
-    measurement: Measurement | None, clean_below: float, base: Counts | None = None
+    measurement: Measurement | None,
+    clean_below: float,
+    base: Counts | None = None,
+    control: ControlVerdict | None = None,
 ) -> Rate:
-    """The rate that a measurement counts; without one, of nothing. base: to compare it with."""
+    """The rate that a measurement counts; without one, of nothing. base: to compare it with.
+
+    control: what the devices of its trials can prove, None where that is not in doubt.
+    """
     if measurement is None:
         return rate_of(NO_COUNTS, clean_below, base)
     counts = tuple(measurement.counts.values())
     watch = watch_of(measurement)
-    return rate_of(counts, clean_below, base, measurement.adaptive, watch)
+    return rate_of(counts, clean_below, base, measurement.adaptive, watch, control)
 
 
 def watch_of(measurement: Measurement) -> Watch:

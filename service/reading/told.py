@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from runner.statistics.control import ControlVerdict
 from runner.statistics.counts import span
 from service.reading.rate import NOT_WATCHED, Mark, Watch, rate_of
 
@@ -35,19 +36,25 @@ class Told(NamedTuple):
 
 
 @lru_cache(maxsize=65_536)
-def of_counts(counts: tuple[int, ...], clean_below: float, watch: Watch = NOT_WATCHED) -> Told:
+def of_counts(
+    counts: tuple[int, ...],
+    clean_below: float,
+    watch: Watch = NOT_WATCHED,
+    control: ControlVerdict | None = None,
+) -> Told:
     """What counts in the order of OUTCOMES say.
 
     Short: a race's verdict shows in its figures, and what is undersampled says what it needs.
     """
-    rate = rate_of(counts, clean_below, watch=watch)
+    rate = rate_of(counts, clean_below, watch=watch, control=control)
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in rate.counts)
     if not rate.n:
         return Told(
             rate.mark, rate.mark.words, outcomes, trials=rate.trials, counts=counts, watch=watch
         )
     told = rate.mark in (Mark.RACES, Mark.UNDERSAMPLED)
-    verdict = "" if told else f"{rate.mark.words}, "
+    doubted = rate.mark is Mark.UNPROVEN
+    verdict = "" if told else f"{rate.label if doubted else rate.mark.words}, "
     swallows = not rate.k and watch.passes > 0
     work = f"; foreign work in {watch.passes} of {watch.watched}" if swallows else ""
     more = f"; {rate.needed} more to be clean" if rate.needed and not rate.k else ""
@@ -55,7 +62,7 @@ def of_counts(counts: tuple[int, ...], clean_below: float, watch: Watch = NOT_WA
         mark=rate.mark,
         text=f"{rate.k}/{rate.n}",
         note=f"{verdict}{span((rate.low, rate.high))}: {outcomes}{work}{more}",
-        strength=rate.strength,
+        strength=0 if doubted else rate.strength,
         low=int(rate.low * STEPS),
         high=-int(-rate.high * STEPS // 1),  # rounded up, so that the picture never claims more
         trials=rate.trials,

@@ -17,6 +17,7 @@ from service.reading import commands, grid_choices
 from service.reading.cells import CellName, cell_name
 from service.reading.changes import Change, Of, Scope
 from service.reading.commands import Command, What
+from service.reading.doubted import NONE, Doubts
 from service.reading.environments import EMULATED, EnvironmentName
 from service.reading.grid_choices import CLEAN_BELOW, Choices, GridFilter
 from service.reading.rate import COUNT_COLUMNS, WATCH_COLUMNS, Rate, Swallow, Watch, rate_of
@@ -137,7 +138,10 @@ _Row = Row[*tuple[Any, ...]]
 
 
 def read(
-    session: Session, asked: TrendFilter, find: finding.Find = finding.find
+    session: Session,
+    asked: TrendFilter,
+    find: finding.Find = finding.find,
+    doubts: Doubts = NONE,
 ) -> TrendPage | None:
     """The trend; None where there is no such cell."""
     cell = session.get(Cell, asked.cell)
@@ -155,7 +159,7 @@ def read(
         ),
     )
     environments = {one.id: one for one in choices.environments if one.id in choices.compared}
-    points = _points(session, choices, environments, name, asked)
+    points = _points(session, choices, environments, name, asked, doubts)
     watched = any(point.rate.swallow for point in points)
     if asked.before is not None:
         points = [point for point in points if point.commit.position < asked.before]
@@ -190,6 +194,7 @@ def _points(
     environments: dict[int, EnvironmentName],
     name: CellName,
     asked: TrendFilter,
+    doubts: Doubts,
 ) -> list[TrendPoint]:
     query: Select[*tuple[Any, ...]] = (
         _placed(
@@ -225,7 +230,12 @@ def _points(
                 commit=TrendCommit(*row[:5]),
                 measurement=row[5],
                 environment=environment,
-                rate=rate_of(tuple(row[10:]), asked.clean_below, watch=Watch(*row[7:10])),
+                rate=rate_of(
+                    tuple(row[10:]),
+                    asked.clean_below,
+                    watch=Watch(*row[7:10]),
+                    control=doubts.get(row[5]),
+                ),
                 shared=shared.get(row[5], 0),
                 changed=environment.other_than(points[-1].environment) if points else "",
                 of=asked.of,

@@ -18,6 +18,7 @@ from service.reading import commands, signatures
 from service.reading.builds import BuildCommit
 from service.reading.cells import CellName, cell_name
 from service.reading.commands import Command, What
+from service.reading.doubted import NONE, Doubts
 from service.reading.environments import EnvironmentName, environment_name, queue_of
 from service.reading.logs import LogView, trial_log
 from service.reading.rate import Rate, rate_of_measurement
@@ -296,7 +297,11 @@ def _next_failure(session: Session, trial: Trial) -> int | None:
 
 
 def read_measurement(
-    session: Session, measurement_id: int, asked: TrialFilter, clean_below: float
+    session: Session,
+    measurement_id: int,
+    asked: TrialFilter,
+    clean_below: float,
+    doubts: Doubts = NONE,
 ) -> MeasurementPage | None:
     """A measurement with a page of its trials; None where there is none of that id."""
     found = session.exec(
@@ -321,7 +326,7 @@ def read_measurement(
         reference=cell.reference,
         environment=environment_name(environment),
         adaptive=measurement.adaptive,
-        rate=rate_of_measurement(measurement, clean_below),
+        rate=rate_of_measurement(measurement, clean_below, control=doubts.get(measurement_id)),
         first_trial_at=measurement.first_trial_at,
         last_trial_at=measurement.last_trial_at,
         commits=tuple(

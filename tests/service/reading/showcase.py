@@ -458,7 +458,7 @@ def _make(maker: _Maker) -> Showcase:
     failed = session.exec(
         select(Build.id).where(Build.subject == "te", Build.outcome == Outcome.BUILD_ERROR)
     ).first()
-    tags = {"before": 3, "race": 4, "same": 5, "broken": 7, "fix": 10, "head": 11}
+    tags = {"before": 3, "race": 4, "same": 5, "broken": 7, "doubted": 8, "fix": 10, "head": 11}
     return Showcase(
         shas={tag: main[n].sha for tag, n in tags.items()},
         commits={tag: main[n].id or 0 for tag, n in tags.items()},
