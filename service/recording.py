@@ -134,7 +134,7 @@ def _trial(finished: Finished) -> dict[str, Any]:
         "handlers": None if handlers is None else storable.data(handlers),
         "times": _times(event.times),
         "finished_at": finished.finished_at,
-        "foreign_nodes": event.swallow.foreign if _watched(event) and event.swallow else None,
+        "foreign_nodes": event.swallow.reached if _watched(event) and event.swallow else None,
         "control": event.control,
     }
 
