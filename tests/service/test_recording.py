@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,8 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlmodel import Session, col, func, select
 
+from runner.detector.record import Swallow
 from runner.outcome import Outcome
 from runner.result import TrialFinished
+from service import schema
 from service.database import Database
 from service.recording import TEXT_CHARACTERS, Finished, record_trial, record_trials
 from service.tables import Measurement, RunCell, Trial, TrialEvidence
@@ -102,6 +105,36 @@ def test_a_reference_trial_counts_for_its_measurement_and_no_cell_of_the_run(db:
     with db.session() as session:
         assert counts(session, seed) == {"pass": 1}
         assert session.get_one(RunCell, seed.cells[CELL]).recorded == 0
+
+
+SWALLOWS = (
+    (Outcome.PASS, Swallow(windows=2, foreign=5)),
+    (Outcome.PASS, Swallow(windows=2)),
+    (Outcome.CAPTURE_ERROR, Swallow(windows=1, refused=3)),
+    (Outcome.CRASH, Swallow(reason="no CUPTI here")),
+    (Outcome.HANG, None),
+    (Outcome.INFRA_ERROR, Swallow(windows=1, foreign=1)),
+)
+
+
+def swallow_counts(db: Database, seed: seeds.Seeded) -> tuple[tuple[int, int, int], list[object]]:
+    """Watched, swallowed and swallowed passes of a cell, and what each trial's windows took in."""
+    with db.session() as session:
+        row = session.get_one(Measurement, seed.measurements[CELL])
+        trials = session.exec(select(Trial.foreign_nodes).order_by(col(Trial.id))).all()
+        return (row.watched, row.swallowed, row.swallowed_passes), list(trials)
+
+
+def test_foreign_work_is_counted_over_watched_trials(db: Database) -> None:
+    with db.session() as session:
+        seed = seeds.running(session)
+        for index, (outcome, swallow) in enumerate(SWALLOWS):
+            record(session, seed, replace(seeds.trial(index, outcome), swallow=swallow))
+    assert swallow_counts(db, seed) == ((3, 2, 1), [5, 0, 3, None, None, 1])
+    # An older database has it in the evidence only.
+    schema.downgrade(db.url, "0002")
+    schema.upgrade(db.url)
+    assert swallow_counts(db, seed) == ((3, 2, 1), [5, 0, 3, None, None, 1])
 
 
 def test_first_and_last_trial_are_the_earliest_and_the_latest(db: Database) -> None:

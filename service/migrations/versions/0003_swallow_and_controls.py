@@ -36,6 +36,7 @@ def upgrade() -> None:
     op.execute(
         """
         UPDATE trials SET foreign_nodes = (e.evidence #>> '{swallow,foreign}')::bigint
+            + coalesce((e.evidence #>> '{swallow,refused}')::bigint, 0)
         FROM trial_evidence e
         WHERE e.trial_id = trials.id AND e.evidence #>> '{swallow,reason}' = ''
         """
