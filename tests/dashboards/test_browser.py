@@ -292,15 +292,18 @@ def test_on_a_phone_rate_and_verdict_are_in_sight(chromium: Browser, site: Site)
             assert box["x"] + box["width"] <= NARROW["width"], name
 
 
-def test_a_comparison_follows_too(chromium: Browser, site: Site) -> None:
-    shas, run = site.made.shas, site.made.runs["running"]
-    address = f"{site.address}/compare?subject=te&a={shas['fix']}&b={shas['head']}"
-    with opened(chromium, address) as tab:
+def test_a_comparison_follows_too(chromium: Browser, db: Database, tmp_path: Path) -> None:
+    made = showcase.make(db)
+    path = f"/compare?subject=te&a={made.shas['fix']}&b={made.shas['head']}"
+    with (
+        served(db, tmp_path) as running,
+        opened(chromium, running.address + path) as tab,
+    ):
         page = tab.page
         page.locator("#live.on", has_text="live").wait_for()
         row = page.locator("#compared tr", has_text="stock, background").first
-        counted = row.locator('td[data-label="Head"] a')
-        before = int(counted.inner_text().split()[-1])
-        showcase.one_more(site.database, run)
-        row.locator('td[data-label="Head"] a', has_text=f"of {before + 1}").wait_for()
+        head = row.locator('td[data-label="Head"] a')
+        assert head.inner_text() == "0 of 2"
+        showcase.one_more(db, made.runs["running"])
+        row.locator('td[data-label="Head"] a', has_text="1 of 3").wait_for()
         assert tab.wrong == []
