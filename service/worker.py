@@ -29,6 +29,7 @@ from runner.trial.supervise import read_log
 from service import advance, bisection, builds, claims, jobprocess, rows
 from service.database import Database, clock
 from service.events import publish
+from service.github.effects import watched_branches
 from service.jobprocess import JobStopped
 from service.queue import build_queue, environment_queue, git_queue, trial_queue
 from service.settings import ServiceSettings
@@ -281,11 +282,12 @@ class WorkerProcess:
         self._patiently(lambda session: advance.advance(session, run_id))
 
     def _resolve(self, run: Run, claim: UUID) -> None:
+        tracked = self.settings.subject(run.subject)
         request = self._request("resolve", run.subject) | {
             "ref": run.ref,
             "sha": run.head_sha,
             "version": run.facts.get("version", ""),
-            "branches": self.settings.subject(run.subject).branches,
+            "branches": self._patiently(lambda s: watched_branches(s, tracked)),
             "controls": bool(run.matrix.get("controls")),
         }
         end = time.monotonic() + LOOK_S

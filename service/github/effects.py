@@ -96,6 +96,11 @@ def head_name(ref: str) -> str | None:
     return f"{PULLS}{pull[1]}" if pull else None
 
 
+_PATTERN = re.compile(r"[*?[]")
+MATCHED_BRANCHES = 10
+"""That a pattern names: each costs a read of its whole history whenever a commit is found out."""
+
+
 def is_watched(tracked: Tracked, name: str) -> bool:
     """Whether a branch or tag, by its name among the heads, is run when it moves."""
     if name.startswith(PULLS):
@@ -103,6 +108,18 @@ def is_watched(tracked: Tracked, name: str) -> bool:
     tag = name.startswith(TAGS)
     patterns = tracked.tags if tag else tracked.branches
     return any(fnmatchcase(name.removeprefix(TAGS) if tag else name, p) for p in patterns)
+
+
+def watched_branches(session: Session, tracked: Tracked) -> list[str]:
+    """The branches whose commits are kept in order: those that are named, then those that a pattern
+    names, as far as they were seen, the latest first."""
+    named = [name for name in tracked.branches if not _PATTERN.search(name)]
+    seen = session.exec(
+        select(Head.ref).where(Head.subject == tracked.name).order_by(col(Head.seen_at).desc())
+    )
+    branches = (ref for ref in seen if not ref.startswith((TAGS, PULLS)))
+    matched = [ref for ref in branches if ref not in named and is_watched(tracked, ref)]
+    return named + matched[:MATCHED_BRANCHES]
 
 
 def saw(

@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ from sqlmodel import select
 
 from runner.errors import InfrastructureError, InputError
 from service.database import Database
+from service.github.effects import watched_branches
 from service.github.poll import ls_remote, poll
+from service.settings import Tracked
 from service.tables import Head, Origin, Pull, Run, RunState
+from service.tables.columns import now
 from tests.service.github.deliveries import Hook, pull, push, settings_in, sha
 
 IDENTITY = {
@@ -429,3 +433,17 @@ def test_a_whole_repository_is_learnt_quickly(hook: Hook) -> None:
     assert len(heads(hook)) == 4002
     with hook.database.session() as session:
         assert {run.ref for run in session.exec(select(Run))} == {"main"}
+
+
+def test_branches_that_a_pattern_names_are_known_once_they_were_seen(db: Database) -> None:
+    tracked = Tracked(name="te", branches=["main", "release_v*"])
+    with db.session() as session:
+        assert watched_branches(session, tracked) == ["main"]
+        for n, ref in enumerate(
+            ("release_v2.9", "main", "fix/release_v1", "tags/release_v3", "pull/7", "release_v2.10")
+        ):
+            seen = now() - timedelta(hours=10 - n)
+            session.add(Head(subject="te", ref=ref, sha="a" * 40, seen_at=seen))
+        session.add(Head(subject="demo", ref="release_v9", sha="a" * 40))
+    with db.session() as session:
+        assert watched_branches(session, tracked) == ["main", "release_v2.10", "release_v2.9"]
