@@ -25,8 +25,8 @@ from tests.service.reading.showcase import Showcase
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-WIDE, PHONE = {"width": 1200, "height": 800}, {"width": 390, "height": 844}
-TALL = {"width": 1200, "height": 1180}
+WIDE, PHONE = {"width": 1200, "height": 720}, {"width": 390, "height": 844}
+TALL = {"width": 1200, "height": 1120}
 PLAIN = ("--disable-lcd-text",)
 """Letters with no coloured edges: pictures are half the size."""
 _QUICK = {"fsync": "off"}
@@ -54,12 +54,11 @@ def pictures(made: Showcase) -> Mapping[str, Picture]:
         "grid": Picture("/?subject=te", hover="#c4 td:nth-of-type(1) a", tall=True),
         "grid-filtered": Picture("/?subject=te&outcome=failed&text=jax", "dark"),
         "grid-phone": Picture("/?subject=te", phone=True),
-        "trial-phone": Picture(f"/trials/{made.failed_trial}", "dark", phone=True),
         "grid-emulated": Picture("/?subject=demo"),
         "trend": Picture(f"/trend?subject=te&cell={stock}"),
         "trend-swallow": Picture(f"/trend?subject=te&cell={held}&rate=swallow", "dark"),
-        "run": Picture(f"/runs/{made.runs['race']}", tall=True),
-        "run-phone": Picture(f"/runs/{made.runs['race']}", phone=True),
+        "run": Picture(f"/runs/{made.runs['race']}"),
+        "run-phone": Picture(f"/runs/{made.runs['race']}", "dark", phone=True),
         "run-under-way": Picture(f"/runs/{made.runs['running']}", "dark"),
         "trial": Picture(f"/trials/{made.failed_trial}"),
         "trial-swallow": Picture(f"/trials/{made.swallowing_pass}#swallow", "dark"),
