@@ -12,6 +12,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from runner.bisect.settings import Observe
 from service.app import create_app
 from service.database import Database
 from service.pages.bisection_chart import picture
@@ -317,3 +318,30 @@ def test_its_verdict_as_markdown(browser: TestClient, bisecting: tuple[Database,
     assert copied(browser, address(made, "found"), "permalink").endswith(address(made, "found"))
     for name in NAMES:
         assert copied(browser, address(made, name), "markdown").startswith("**["), name
+
+
+def test_one_that_observes_swallowed_work_says_so_in_every_word(
+    db: Database, tmp_path: Path
+) -> None:
+    searched = bisected.path("te", 9)
+    with db.session() as session:
+        them = Bisections(session)
+        identity = them.order("te", "sm90", "v2.7", "main", observe=Observe.SWALLOW)
+        them.ranged(identity, searched)
+    app = create_app(ServiceSettings(home=tmp_path, config=None), db)
+    with TestClient(app, headers=BROWSER) as client:
+        text = unescape(client.get(f"/bisections/{identity}").text)
+    told = " ".join(" ".join(read(text).text).split())
+    assert "Counts trials with foreign work in a capture window" in told
+    assert "Trials with foreign work of each build, with 95 % intervals" in told
+    assert "never had foreign work" in told
+    assert "Failures per trial" not in told
+    assert "--observe swallow" in copied_from(text, "alone")
+    assert '"observe": "swallow"' in copied_from(text, "again")
+
+
+def copied_from(text: str, name: str) -> str:
+    """What a page that was read already lets one copy."""
+    found = re.search(rf'<pre id="{name}"[^>]*>(.*?)</pre>', text, re.DOTALL)
+    assert found, name
+    return found[1]

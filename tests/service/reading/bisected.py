@@ -18,6 +18,7 @@ from runner import matrix as matrices
 from runner.bisect.decision import Probe
 from runner.bisect.events import Observation, Seen, to_data
 from runner.bisect.range import BuildClass, Range
+from runner.bisect.settings import Observe
 from runner.result import Commit
 from service import bisection, rows
 from service.bisection import BisectionRequest
@@ -144,7 +145,7 @@ class Bisections:
 
     def order(
         self, subject: str, queue: str, good: str, bad: str, budget_s: float | None = None,
-        by: str = "ada", identity: UUID | None = None,
+        by: str = "ada", identity: UUID | None = None, observe: Observe = Observe.FAILURE,
     ) -> UUID:  # fmt: skip
         """One that waits for its range."""
         return bisection.order(
@@ -159,6 +160,7 @@ class Bisections:
                 budget_s=budget_s,
                 requested_by=by,
                 id=identity,
+                observe=observe,
             ),
         ).id
 
