@@ -31,10 +31,8 @@ WORKER_WRITES = (
     *("environments", "measurements", "run_cells", "runs", "trial_evidence", "trials", "workers"),
 )
 """What a worker reads, adds and changes."""
-WORKER_READS = ("alembic_version",)
-WORKER_NEVER = (
-    *("approvals", "deliveries", "heads", "outbox", "pull_comments", "pulls", "tokens"),
-)
+WORKER_READS = ("alembic_version", "heads")
+WORKER_NEVER = (*("approvals", "deliveries", "outbox", "pull_comments", "pulls", "tokens"),)
 """What comes from GitHub, goes to it, or lets people in: no worker's business."""
 QUEUE = "procrastinate_%"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
