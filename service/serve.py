@@ -60,8 +60,8 @@ async def _serve(settings: ServiceSettings, database: Database, listener: socket
         proxy_headers=True,
         server_header=False,
     )
-    # What is there now stays. Looked through again and again, it would stop every answer for a tenth
-    # of a second: a full collection of some 200,000 objects.
+    # What is there now stays. To look through its 200,000 objects again and again, as a full
+    # collection does, would stop all answers each time, for a tenth of a second or more.
     gc.collect()
     gc.freeze()
     control = asyncio.create_task(Control(settings, database).run(stop))
