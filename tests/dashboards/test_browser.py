@@ -292,6 +292,17 @@ def test_on_a_phone_rate_and_verdict_are_in_sight(chromium: Browser, site: Site)
             assert box["x"] + box["width"] <= NARROW["width"], name
 
 
+def test_on_a_phone_a_run_s_verdicts_are_in_sight(chromium: Browser, site: Site) -> None:
+    with opened(chromium, f"{site.address}/runs?subject=te", viewport=NARROW) as tab:
+        row = tab.page.locator("table.runs tbody tr", has_text="Add FFI initialize stages")
+        row.scroll_into_view_if_needed()
+        for seen in (row.locator(".mark.races"), row.locator("progress"), row.locator("time")):
+            box = seen.bounding_box()
+            assert box is not None
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= NARROW["width"]
+
+
 def test_a_comparison_follows_too(chromium: Browser, db: Database, tmp_path: Path) -> None:
     made = showcase.make(db)
     path = f"/compare?subject=te&a={made.shas['fix']}&b={made.shas['head']}"
