@@ -44,6 +44,7 @@ def prepare(config: ParentConfig) -> Mapping[str, str]:
 
     if config.registration == "unregistered":
         _drop_initialize(jax.ffi)
+    _load_nccl()
     import transformer_engine.jax as te
 
     if not hasattr(te, "autocast") and not hasattr(te, "fp8_autocast"):
@@ -66,6 +67,19 @@ def _drop_initialize(ffi: Any) -> None:
         return register(name, target, *args, **kwargs)
 
     ffi.register_ffi_target = without_initialize
+
+
+def _load_nccl() -> None:
+    """Load NCCL where this interpreter's packages have it.
+
+    TE's core library is linked with it; of CUDA's other libraries TE loads those that packages
+    hold, and JAX loads NCCL only with its backend. Elsewhere the loader finds it, or TE's import
+    says that it did not.
+    """
+    for folder in sys.path:
+        for library in glob.glob(f"{glob.escape(folder)}/nvidia/nccl/lib/libnccl.so.2"):
+            ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+            return
 
 
 def _cupti_libraries() -> list[str]:
