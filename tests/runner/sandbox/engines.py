@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import docker
+
+from tests.conftest import Needs
 
 START_S = 60.0
 PRIVATE = "racewatch-test"
@@ -76,3 +81,24 @@ class Engine:
         for place in reversed(mounted):
             if Path(place).is_relative_to(self._folder):
                 subprocess.run(["umount", place], check=True)
+
+
+@contextmanager
+def engine_with(
+    other: docker.DockerClient, image: str, folder: Path, needs: Needs
+) -> Iterator[Engine]:
+    """An engine of one's own in a folder, to be killed at will, with an image of another engine.
+
+    The folder's path is short: that of a socket in it may have 107 bytes.
+    """
+    able = os.getuid() == 0 and shutil.which("dockerd") and shutil.which("unshare")
+    needs(able, "dockerd, unshare and root to start an engine with")
+    own = Engine(folder)
+    own.start()
+    try:
+        with closing(own.client()) as client:
+            client.images.load(other.images.get(image).save(named=True))
+        yield own
+    finally:
+        own.stop()
+        shutil.rmtree(folder)

@@ -5,7 +5,6 @@ It is an engine of the test's own, so that it can be killed.
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import uuid
@@ -25,7 +24,7 @@ from runner.run import Plan, Run
 from runner.sandbox.docker import DockerSandbox
 from runner.sandbox.docker_build import DockerBuilds
 from runner.sandbox.docker_owner import LABEL_OWNER
-from tests.runner.sandbox.engines import Engine
+from tests.runner.sandbox.engines import Engine, engine_with
 
 Needs = Callable[[object, str], None]
 Eventually = Callable[[Callable[[], object], str], None]
@@ -39,19 +38,8 @@ def gone(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Engine]:
     """An engine of its own, with the image of trials."""
-    able = os.getuid() == 0 and shutil.which("dockerd") and shutil.which("unshare")
-    needs(able, "dockerd, unshare and root to start an engine with")
-    # A socket's path may have 107 bytes.
-    folder = tmp_path_factory.mktemp("engine")
-    own = Engine(folder)
-    own.start()
-    try:
-        with closing(own.client()) as client:
-            client.images.load(engine.images.get(image).save(named=True))
+    with engine_with(engine, image, tmp_path_factory.mktemp("engine"), needs) as own:
         yield own
-    finally:
-        own.stop()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture

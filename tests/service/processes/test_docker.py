@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 from collections import Counter
@@ -26,7 +25,7 @@ from runner.sandbox.docker_owner import LABEL_KIND, LABEL_OWNER, LABEL_RUN
 from service.tables import BuildState, Claim, CommitBuild, RunState
 from tests.conftest import Eventually, Needs
 from tests.runner.sandbox.conftest import build_image, engine, image
-from tests.runner.sandbox.engines import Engine
+from tests.runner.sandbox.engines import Engine, engine_with
 from tests.service.processes.conftest import Processes, matrix_of
 
 __all__ = ["build_image", "engine", "image"]
@@ -99,18 +98,8 @@ def own_engine(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Engine]:
     """An engine that this test can kill, with the image of builds."""
-    able = os.getuid() == 0 and shutil.which("dockerd") and shutil.which("unshare")
-    needs(able, "dockerd, unshare and root to start an engine with")
-    folder = tmp_path_factory.mktemp("engine")
-    own = Engine(folder)
-    own.start()
-    try:
-        with closing(own.client()) as client:
-            client.images.load(engine.images.get(build_image).save(named=True))
+    with engine_with(engine, build_image, tmp_path_factory.mktemp("engine"), needs) as own:
         yield own
-    finally:
-        own.stop()
-        shutil.rmtree(folder)
 
 
 def test_an_engine_that_goes_away_costs_time_and_blames_no_commit(
