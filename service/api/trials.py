@@ -69,8 +69,8 @@ class TrialOut(BaseModel):
         description="Initialize handlers that were entered, null where the build cannot tell."
     )
     foreign_nodes: int | None = Field(
-        description="Graph nodes that other threads' work became in its capture windows, null "
-        "where the detector did not watch."
+        description="Graph nodes that other threads' work became in its capture windows, and "
+        "calls of theirs that these refused; null where the detector did not watch."
     )
     times: dict[str, float]
     worker: WorkerName | None

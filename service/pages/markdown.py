@@ -49,7 +49,7 @@ def run(found: RunPage, home: str) -> str:
             (code(one.api), plain(one.thread or "without a name"), str(one.count), str(one.trials))
             for one in found.swallowed
         ]
-        whose = ("swallowed work of API", "thread", "graph nodes", "trials")
+        whose = ("swallowed work of API", "thread", "nodes or refused calls", "trials")
         lines += ["", *_table(whose, work, {2, 3})]
     if found.parity:
         said = plain(str(found.parity.get("status", "not measured")))

@@ -29,7 +29,8 @@ _OF_RUN = text(
 class SwallowedWork:
     """What one thread's calls of one API lost to capture windows.
 
-    count: graph nodes that they became. trials: in how many trials; trial: one of them.
+    count: graph nodes that they became, or calls that were refused. trials: in how many trials;
+    trial: one of them.
     """
 
     api: str

@@ -12,6 +12,7 @@ from sqlalchemy import Row, func, text
 from sqlalchemy import select as columns
 from sqlmodel import Session, col, select
 
+from runner.controls import Control
 from runner.statistics.control import ControlVerdict, judge_control
 from runner.statistics.counts import Counts
 from service.reading.environments import EMULATED
@@ -140,15 +141,15 @@ class WorkersPage:
 def controls(session: Session, _: None = None) -> Mapping[UUID, Controls]:
     """By worker, what its trials of the last day say of it.
 
-    Its known-bad cells are those that nearly always fail in everybody's other trials: a worker on
-    which they pass hides races. Its known-good ones have no background thread, nothing to race
-    with, and never failed in others' trials. So they need no trials of their own, and where a
-    subject has no race, nothing is known-bad and no worker is proven.
+    Its control cells are those of its runs (see `service.controls`), and cells that are known by
+    others' trials. Known-bad are those that nearly always fail in everybody's other trials: a
+    worker on which they pass hides races. Known-good ones have no background thread, nothing to
+    race with, and never failed in others' trials. These need no trials of their own.
     """
-    own: dict[UUID, dict[int, Row[*tuple[Any, ...]]]] = {}
+    own: dict[UUID, list[Row[*tuple[Any, ...]]]] = {}
     for row in session.connection().execute(_OWN, {"since": now() - CONTROLLED}).all():
-        own.setdefault(row.worker_id, {})[row.measurement_id] = row
-    measured = {measurement for of_one in own.values() for measurement in of_one}
+        own.setdefault(row.worker_id, []).append(row)
+    measured = {row.measurement_id for rows in own.values() for row in rows}
     totals = {
         measurement.id: (measurement, cell)
         for measurement, cell in session.exec(
@@ -157,12 +158,12 @@ def controls(session: Session, _: None = None) -> Mapping[UUID, Controls]:
             .where(col(Measurement.id).in_(measured))
         )
     }
-    return {worker: _controls(rows.values(), totals) for worker, rows in own.items()}
+    return {worker: _controls(rows, totals) for worker, rows in own.items()}
 
 
 _OWN = text(
     """
-    SELECT c.worker_id, t.measurement_id,
+    SELECT c.worker_id, t.measurement_id, t.control,
            count(*) FILTER (WHERE t.outcome NOT IN (
                'pass', 'unsupported', 'infra_error', 'build_error')) AS k,
            count(*) FILTER (WHERE t.outcome NOT IN (
@@ -172,7 +173,7 @@ _OWN = text(
     FROM claims c
     JOIN trials t ON t.claim_id = c.id
     WHERE c.worker_id IS NOT NULL AND c.heartbeat_at > :since
-    GROUP BY c.worker_id, t.measurement_id
+    GROUP BY c.worker_id, t.measurement_id, t.control
     """
 )
 
@@ -183,6 +184,10 @@ def _controls(
     bad, good, infra, trials = Counts(), Counts(), 0, 0
     for row in rows:
         infra, trials = infra + row.infra, trials + row.trials
+        if row.control:
+            bad += Counts(row.k, row.n) if row.control == Control.KNOWN_BAD else Counts()
+            good += Counts(row.k, row.n) if row.control == Control.KNOWN_GOOD else Counts()
+            continue
         measurement, cell = totals[row.measurement_id]
         others = measurement.n - row.n
         if others < KNOWN_AFTER:

@@ -19,8 +19,8 @@ class Trial(SQLModel, table=True):
     claim_id and index make it unique, so that storing or importing it twice counts once.
     run_cell_id: None for an added reference or control trial. signature: empty for a pass.
     foreign_nodes: graph nodes that other threads' work became in its capture windows, and calls of
-    theirs that a window refused; None where the detector did not watch. control: what a control trial is known to do (`known-bad`,
-    `known-good`), empty for all others.
+    theirs that a window refused; None where the detector did not watch. control: what a control
+    trial is known to do (`known-bad`, `known-good`), empty for all others.
     """
 
     __tablename__ = "trials"

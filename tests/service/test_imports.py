@@ -153,7 +153,7 @@ def test_a_result_of_a_gpu_has_exactly_its_counts(db: Database, file: Path) -> N
         assert run.parity == data["parity"]
         assert run.notes == data["notes"]
         recorded = sum(session.exec(select(RunCell.recorded)).all())
-        added = [t for t in data["trials"] if t["cell"].startswith("reference: ")]
+        added = [t for t in data["trials"] if t["cell"].startswith(("reference: ", "control: "))]
         assert recorded == len(data["trials"]) - len(added)
         references = session.exec(
             select(Trial.index)

@@ -88,7 +88,7 @@ def test_a_run_s_table_as_markdown(browser: TestClient, made: Showcase) -> None:
     assert f"/runs/{made.runs['race']})" in markdown
     assert "Outputs of stock and owned-stream: identical." in markdown
     work = rows(markdown, 1, of=2)
-    assert work[0] == ["swallowed work of API", "thread", "graph nodes", "trials"]
+    assert work[0] == ["swallowed work of API", "thread", "nodes or refused calls", "trials"]
     assert [row[0] for row in work[1:]] == ["cuLaunchKernelEx", "cuMemcpyDtoDAsync_v2"]
 
 

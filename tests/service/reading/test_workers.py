@@ -6,7 +6,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from sqlalchemy import text
-from sqlmodel import Session
+from sqlmodel import Session, select
 
 from runner import matrix as matrices
 from runner import result
@@ -17,7 +17,7 @@ from service.database import Database
 from service.queue import wake
 from service.reading import pulls, workers
 from service.reading.pulls import PullFilter
-from service.tables import Approval, Claim, Pull, Run, Trial, Worker, WorkerState
+from service.tables import Approval, Cell, Claim, Measurement, Pull, Run, Trial, Worker, WorkerState
 from service.tables.columns import now
 from tests.service.reading.showcase import Showcase
 
@@ -178,6 +178,19 @@ def test_a_worker_on_which_what_always_fails_elsewhere_passes_is_flagged(db: Dat
         "own": ("its passes prove nothing: known-bad cells pass on it",),
         "other": (),
     }
+
+
+def test_a_worker_alone_is_proven_by_the_control_cells_of_its_runs(db: Database) -> None:
+    with db.session() as session:
+        _, own = _two_workers(session, other=(0, 0), own=(6, 6))
+        cells = dict(session.exec(select(Measurement.id, Cell.background).join(Cell)).all())
+        for trial in session.exec(select(Trial).where(Trial.worker_id == own)):
+            trial.control = "known-bad" if cells[trial.measurement_id] else "known-good"
+            session.add(trial)
+    with db.session() as session:
+        found = workers.controls(session)[own]
+    assert found.verdict.proof is Proof.PROVEN
+    assert (found.known_bad.text, found.known_good.text) == ("6 of 6", "0 of 30")
 
 
 def test_a_worker_that_tells_good_from_bad_is_proven(db: Database) -> None:
