@@ -95,7 +95,9 @@ def worst(verdicts: Iterable[ControlVerdict]) -> ControlVerdict | None:
         return None
     hides = any(one.hides for one in ordered)
     fails = any(one.fails_alone for one in ordered)
-    return replace(ordered[0], hides=hides, fails_alone=fails)
+    alike = sorted({one.text for one in ordered if one.proof is ordered[0].proof})
+    text = "; ".join(alike) if ordered[0].proof is Proof.UNPROVEN else alike[0]
+    return replace(ordered[0], text=text, hides=hides, fails_alone=fails)
 
 
 _Item = TypeVar("_Item")

@@ -219,15 +219,16 @@ def _history(request: dict[str, Any], answer: Answer) -> None:
 def _range(request: dict[str, Any], answer: Answer) -> None:
     """The range between two refs, as a bisection searches it.
 
-    Where the repository is not made by Racewatch itself, an end that is named by its hash has to be
-    on a branch or a tag, or one of `own`: a fork's commits can be had by their hash as well.
+    Where the repository is not made by Racewatch itself, an end has to be on a branch or a tag, or
+    be one of `own`, or named as a pull request, which who asks has looked at: a fork's commits can
+    be had by their hash as well, however that is written.
     """
     lineage = _open(request).lineage()
     good, bad = (lineage.resolve(request[end]) for end in ("good", "bad"))
     for end, commit in (("good", good), ("bad", bad)):
-        is_hash = re.fullmatch(r"[0-9a-f]{7,40}", request[end])
         vouched = not request.get("repository") or commit.sha in request.get("own", ())
-        if is_hash and not vouched and not lineage.is_on_branch(commit):
+        pull = re.fullmatch(r"pull/[1-9][0-9]*", request[end])
+        if not vouched and not pull and not lineage.is_on_branch(commit):
             raise BisectionError(
                 f"{end}: commit {request[end]} is on no branch or tag of the repository, so it may "
                 f"be a fork's: name a branch or a tag that has it"

@@ -29,6 +29,7 @@ from runner.result import Commit
 from service import rows, submit
 from service.events import publish
 from service.queue import CONTROL, build_queue, git_queue, wake
+from service.reading import doubted
 from service.tables import (
     OPEN_STATES,
     PRIORITIES,
@@ -196,7 +197,9 @@ def _known(session: Session, row: Bisection, searched: Range) -> list[Observatio
     """Trials that other runs made of the range's builds in this cell: observations for nothing.
 
     Of one environment only: the one that has most of them. Of swallows, those that were watched.
+    None of a device that failed its control cells.
     """
+    doubts = doubted.find(session)
     cell = rows.cell_row(session, cell_of(row))
     places = {one.sha: each.key for each in searched.classes for one in each.commits}
     found = session.exec(
@@ -214,6 +217,8 @@ def _known(session: Session, row: Bisection, searched: Range) -> list[Observatio
     ).all()
     by_environment: dict[int, dict[tuple[str, int | None], tuple[str, int, int]]] = {}
     for sha, _, measurement in found:
+        if measurement.id in doubts:
+            continue
         kept = by_environment.setdefault(measurement.environment_id, {})
         k, n = measurement.k, measurement.n
         if row.observe == Observe.SWALLOW:

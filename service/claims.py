@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -48,6 +49,8 @@ from service.tables import (
 
 COUNTED = frozenset({*FAILURES, Outcome.PASS, Outcome.UNSUPPORTED})
 """Outcomes that settle a trial which was wanted; an infrastructure error settles nothing."""
+PROVEN_FOR = timedelta(minutes=15)
+"""How long control trials vouch for a device in a run that goes on."""
 FIRST_BATCH = 8
 """Trials for each that runs at a time, while it is not known how long one takes."""
 
@@ -307,9 +310,11 @@ def _batch(session: Session, run: Run, claim: Claim, chosen: list[tuple[RunCell,
 
 
 def _control_trials(session: Session, run: Run, matrix: Matrix, worker: UUID | None) -> int:
-    """Trials of each control cell that a worker's devices still lack in a run."""
+    """Trials of each control cell that a worker's devices lack in a run: what was proven long ago
+    is proven anew, and a device that failed its control cells gets no more trials at all."""
     if run.facts.get("control_build") is None:
         return 0
+    failed = control_cells.failed_devices(session, run.id, worker)
     seen = session.exec(
         select(Trial.device, func.count())
         .where(
@@ -317,10 +322,12 @@ def _control_trials(session: Session, run: Run, matrix: Matrix, worker: UUID | N
             Trial.worker_id == worker,
             Trial.control == controls.Control.KNOWN_BAD,
             col(Trial.outcome).in_(COUNTED),
+            Trial.finished_at > clock(session) - PROVEN_FOR,
         )
         .group_by(Trial.device)
     ).all()
-    return max(0, matrix.controls - min((count for _, count in seen), default=0))
+    counts = [count for device, count in seen if device not in failed]
+    return max(0, matrix.controls - min(counts, default=0))
 
 
 class Recorder:

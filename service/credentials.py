@@ -32,6 +32,8 @@ WORKER_WRITES = (
 )
 """What a worker reads, adds and changes."""
 WORKER_READS = ("alembic_version", "heads")
+WORKER_COLUMNS = {"pulls": ("subject", "head_sha", "fork")}
+"""What a worker reads of tables that are else none of its business: whose a commit is."""
 WORKER_NEVER = (*("approvals", "deliveries", "outbox", "pull_comments", "pulls", "tokens"),)
 """What comes from GitHub, goes to it, or lets people in: no worker's business."""
 QUEUE = "procrastinate_%"
@@ -198,6 +200,10 @@ def _grant(connection: Connection) -> None:
                 _run(connection, f"GRANT {rights} ON TABLE {{}} TO {{}}", name, worker)
                 for sequence in _sequences(connection, name):
                     _run(connection, "GRANT USAGE ON SEQUENCE {} TO {}", sequence, worker)
+            if name in WORKER_COLUMNS:
+                names = (*WORKER_COLUMNS[name], name, worker)
+                marks = ", ".join(["{}"] * len(WORKER_COLUMNS[name]))
+                _run(connection, f"GRANT SELECT ({marks}) ON TABLE {{}} TO {{}}", *names)
             read_only = name == "alembic_version"
             all_rights = "SELECT" if read_only else everything
             _run(connection, f"GRANT {all_rights} ON TABLE {{}} TO {{}}", name, service)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sqlmodel import Session, col, select
 
+from runner.controls import worst
 from runner.outcome import Outcome
 from runner.statistics.control import ControlVerdict
 from runner.statistics.counts import Counts
@@ -35,6 +36,7 @@ class JudgedCell:
     base: counts of the commit it is compared with, None where there is none to compare with.
     same_build: that commit's build is the same one, so that their trials are too.
     outcome, signature, reason: why it could not run (`build_error`, `unsupported`), else empty.
+    control: what the devices of its trials can prove, None where they had no control cells.
     """
 
     cell_id: int
@@ -49,6 +51,7 @@ class JudgedCell:
     outcome: str = ""
     signature: str = ""
     reason: str = ""
+    control: ControlVerdict | None = None
 
     @property
     def ships(self) -> bool:
@@ -94,17 +97,20 @@ def cells_against(session: Session, run: Run, earlier: Run) -> list[JudgedCell]:
     """The cells of a run against an earlier run's; only those that both measured in one
     environment, and on builds of their own, so that there is something to compare."""
     before = {
-        row.cell_id: measurement
+        row.cell_id: (row, measurement)
         for row, _, measurement in _ordered(session, earlier)
         if measurement is not None and measurement.n
     }
+    proofs = {**controls.by_cell(session, run.id), **controls.by_cell(session, earlier.id)}
     found = []
     for row, cell, measurement in _ordered(session, run):
-        old = before.get(row.cell_id)
-        if measurement is None or old is None or measurement.id == old.id:
+        there = before.get(row.cell_id)
+        if measurement is None or there is None or measurement.id == there[1].id:
             continue
-        if measurement.environment_id == old.environment_id:
-            found.append(_judged(row, cell, measurement, old, False, run))
+        if measurement.environment_id == there[1].environment_id:
+            both = (proofs.get(one.id or 0) for one in (row, there[0]))
+            control = worst(proof for proof in both if proof is not None)
+            found.append(_judged(row, cell, measurement, there[1], False, run, control))
     return found
 
 
@@ -182,4 +188,5 @@ def _judged(
         outcome=row.outcome or "",
         signature=row.signature,
         reason=row.decided if row.outcome else "",
+        control=control,
     )

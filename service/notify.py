@@ -26,6 +26,7 @@ from sqlmodel import Session, col, select
 from runner.errors import InputError
 from runner.report import EMULATED
 from runner.statistics.comparison import ERROR, compare
+from runner.statistics.control import Proof
 from runner.statistics.counts import Counts
 from runner.statistics.kinds import Kind
 from service import judged
@@ -125,6 +126,8 @@ def _run_before(session: Session, run: Run) -> Run | None:
 
 def _is_fixed(cell: JudgedCell, clean_below: float) -> bool:
     if cell.head.k or cell.base is None or not cell.base.k:
+        return False
+    if cell.control is not None and cell.control.proof is Proof.UNPROVEN:
         return False
     return compare(cell.head, cell.base, clean_below, cell.verdict.adaptive).p_lower < ERROR
 

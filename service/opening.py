@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from service import schema
+from service import credentials, schema
 from service.database import Database
 from service.postgres import EmbeddedPostgres
 from service.settings import ServiceSettings
@@ -24,6 +24,7 @@ def opened(settings: ServiceSettings, *, pool_size: int = 10) -> Iterator[Databa
         return
     with EmbeddedPostgres(settings.home / "database") as server:
         schema.upgrade(server.url)
+        credentials.refresh(server.url)
         with _connected(server.url, pool_size) as database:
             yield database
 

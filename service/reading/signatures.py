@@ -22,6 +22,8 @@ from service.tables import BranchCommit, Cell, Commit, Environment, Measurement,
 
 SHOWN = 200
 """Signatures on the page."""
+KNOWN_TRIALS = 5_000
+"""Trials that ended alike which are counted while someone looks at one of them."""
 COMMITS, TRIALS = 100, 20
 """Commits and trials of one signature on its page."""
 FAILED = "failed"
@@ -117,11 +119,13 @@ class DeviceCount:
 
 @dataclass(frozen=True)
 class Known:
-    """How often trials ended so, at how many commits, and the first that did."""
+    """How often trials ended so, at how many commits, and the first that was stored. more: these
+    are only the first of them."""
 
     trials: int
     commits: int
     first: Seen
+    more: bool = False
 
 
 @dataclass(frozen=True)
@@ -240,30 +244,27 @@ def _seen(session: Session, trials: Iterable[int]) -> dict[int, Seen]:
 
 def known(session: Session, subject: str, queue: str, outcome: str, signature: str) -> Known | None:
     """How often trials ended so, and since when; None for none."""
-    found = (
+    alike = (
+        columns(col(Trial.id).label("trial"), col(Run.commit_id).label("commit"))
+        .join(Run, col(Run.id) == col(Trial.run_id))
+        .where(*_alike(subject, queue, outcome, signature))
+        .order_by(col(Trial.id))
+        .limit(KNOWN_TRIALS + 1)
+        .subquery()
+    )
+    count, commits, first = (
         session.connection()
         .execute(
             columns(
-                func.count(),
-                func.count(func.distinct(col(Run.commit_id))),
-                func.min(col(Trial.finished_at)),
+                func.count(), func.count(func.distinct(alike.c.commit)), func.min(alike.c.trial)
             )
-            .join(Run, col(Run.id) == col(Trial.run_id))
-            .where(*_alike(subject, queue, outcome, signature))
         )
         .one()
     )
-    if not found[0]:
+    if not count:
         return None
-    first = session.exec(
-        select(Trial.id)
-        .join(Run, col(Run.id) == col(Trial.run_id))
-        .where(*_alike(subject, queue, outcome, signature), Trial.finished_at == found[2])
-        .order_by(col(Trial.id))
-        .limit(1)
-    ).one()
-    assert first is not None
-    return Known(found[0], found[1], _seen(session, [first])[first])
+    more = count > KNOWN_TRIALS
+    return Known(min(count, KNOWN_TRIALS), commits, _seen(session, [first])[first], more)
 
 
 def _alike(

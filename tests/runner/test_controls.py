@@ -185,6 +185,8 @@ def test_results_are_worth_what_the_least_proven_device_is() -> None:
     both = controls.worst([hides, proven, alone])
     assert both is not None
     assert (both.proof, both.hides, both.fails_alone) == (Proof.UNPROVEN, True, True)
+    assert both.text == "; ".join(sorted({hides.text, alone.text}))
+    assert controls.worst([alone, hides]) == controls.worst([hides, alone])
 
 
 def test_matrices_say_how_many_control_trials_there_are() -> None:

@@ -152,6 +152,9 @@ def test_a_range_between_commits_that_no_branch_has_is_refused(
 
     (refused,) = searched(repository=str(folder))
     assert f"bad: commit {proposed} is on no branch or tag of the repository" in str(refused)
+    for spelled in (proposed.upper(), proposed[:12], f"x-1-g{proposed[:12]}"):
+        (refused,) = searched(repository=str(folder), bad=spelled)
+        assert f"bad: commit {spelled} is on no branch or tag" in str(refused)
     (found,) = searched(repository=str(folder), own=[proposed])
     assert found["range"]["bad"]["sha"] == proposed
 

@@ -14,12 +14,14 @@ from sqlalchemy import make_url
 from sqlmodel import select
 
 from runner.errors import InfrastructureError, InputError
-from service import credentials, schema
+from service import bisection, credentials, schema
 from service.credentials import QUEUE, WORKER_NEVER, WORKER_READS, WORKER_WRITES, Kind
 from service.database import Database
 from service.postgres import libpq
 from service.queue import wake
-from service.tables import ApiToken, Run
+from service.tables import ApiToken, Bisection, Pull, Run
+from tests.service.reading import bisected
+from tests.service.reading.bisected import Bisections, Truth
 
 
 @pytest.fixture
@@ -46,6 +48,24 @@ def test_a_worker_may_do_what_builds_and_trials_need(db: Database, name: str) ->
     with mine.session() as session:
         session.exec(select(Run).with_for_update()).all()
         assert wake(session, "trials", "trial-emulated", lock="x", run="x")
+    mine.close()
+
+
+def test_a_worker_may_do_what_a_bisection_needs(db: Database, name: str) -> None:
+    mine = Database(credentials.create(db.url, name))
+    searched = bisected.path("te", 7)
+    with db.session() as session:
+        session.add(
+            Pull(subject="te", number=1, title="t", author="a", head_sha="c" * 40, fork=False)
+        )
+        identity = Bisections(session).order("te", "sm90", "b" * 40, "c" * 40)
+    with mine.session() as session:
+        assert bisection.asked(session, identity, "range") == {"own": ["c" * 40]}
+        them = Bisections(session)
+        them.ranged(identity, searched)
+        them.go(identity, Truth.of(searched, 3, 0.0, 1.0), most=6)
+    with db.session() as session:
+        assert len(bisection.events(session, session.get_one(Bisection, identity))) >= 2
     mine.close()
 
 

@@ -20,7 +20,7 @@ import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword
 from pydantic import SecretStr
-from sqlmodel import Session
+from sqlmodel import Session, select
 
 from runner.errors import InputError
 from runner.outcome import Outcome
@@ -30,7 +30,7 @@ from service.database import Database
 from service.github.errors import Refused, TryAgain, Unavailable
 from service.notify import Event, EventKind, MailServer, branch_events, readiness
 from service.settings import ServiceSettings
-from service.tables import Origin, Run, RunState, Worker
+from service.tables import Claim, Origin, Run, RunCell, RunState, Trial, Worker
 from tests.service.stories import BASE, CLEAN, FFI13, HEAD, RACY, STOCK, run_of
 
 SETTINGS = ServiceSettings(base_url="https://racewatch.example", database_url="")
@@ -85,6 +85,50 @@ def test_a_shown_fall_to_no_failure_is_fixed_before_it_is_clean(db: Database) ->
         (event,) = events(session, pushed(session, {STOCK: (0, 10)}, HEAD))
     assert event.kind is EventKind.FIXED
     assert "undersampled" in "\n".join(event.text)
+
+
+def controlled(session: Session, run: Run, known_bad: str, known_good: str) -> None:
+    """Its trials met one device, whose control cells ended so, six of each."""
+    of_run = select(RunCell).where(RunCell.run_id == run.id, RunCell.name == STOCK)
+    cell = session.exec(of_run).one()
+    claim = Claim(run_id=run.id)
+    session.add(claim)
+    session.flush()
+    known = [("", "pass"), *[("known-bad", known_bad)] * 6, *[("known-good", known_good)] * 6]
+    for index, (control, outcome) in enumerate(known):
+        session.add(
+            Trial(
+                measurement_id=cell.measurement_id, run_id=run.id, claim_id=claim.id, index=index,
+                run_cell_id=None if control else cell.id, device="0", outcome=outcome,
+                control=control,
+            )
+        )  # fmt: skip
+    session.flush()
+
+
+@pytest.mark.parametrize("doubted", ["before", "now"])
+def test_what_a_device_that_failed_its_controls_shows_is_worth_none(
+    db: Database, doubted: str
+) -> None:
+    with db.session() as session:
+        runs = {"before": pushed(session, CLEAN, BASE), "now": pushed(session, RACY, HEAD)}
+        controlled(session, runs["now"], "crash", "pass")
+        assert kinds(session, runs["now"]) == ["regressed"]
+    with db.session() as session:
+        for trial in session.exec(select(Trial).where(Trial.control != "")):
+            session.delete(trial)
+    with db.session() as session:
+        run = session.get_one(Run, runs[doubted].id)
+        controlled(session, run, "crash", "crash")
+        assert kinds(session, session.get_one(Run, runs["now"].id)) == []
+
+
+def test_a_fall_on_a_device_that_hides_races_is_no_fix(db: Database) -> None:
+    with db.session() as session:
+        pushed(session, RACY, BASE)
+        run = pushed(session, CLEAN, HEAD)
+        controlled(session, run, "pass", "pass")
+        assert kinds(session, run) == []
 
 
 @pytest.mark.parametrize(

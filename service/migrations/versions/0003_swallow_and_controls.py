@@ -60,7 +60,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Take them away; the evidence keeps what they were filled from."""
+    """Take them away. The evidence keeps what was seen; which trials were of controls is lost."""
     op.drop_index("trials_of_controls", "trials")
     op.drop_column("trials", "control")
     op.drop_column("trials", "foreign_nodes")
