@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
 from sqlmodel import Session, col, select
 
+from runner.controls import worst
 from runner.statistics.counts import Counts
 from runner.statistics.verdict import judge_cell
 from service.api.access import reader
@@ -27,6 +28,7 @@ from service.api.counted import (
 )
 from service.api.cursor import Cursor, Page, at_number, next_of, number_of
 from service.api.documentation import API, errors, paged
+from service.api.doubts import doubts as doubts_of
 from service.api.export import FormatParameter, csv_response, wants_csv
 from service.api.parameters import (
     CleanBelow,
@@ -40,6 +42,7 @@ from service.api.parameters import (
 )
 from service.database import Database
 from service.reading import measured
+from service.reading.doubted import Doubts
 from service.reading.measured import Measured
 from service.tables import BranchCommit, Commit, Measurement, Run, RunState
 
@@ -131,15 +134,16 @@ def list_cells(request: Request, response: Response, asked: Annotated[CellFilter
     """
     database: Database = request.app.state.database
     with database.session() as session:
+        doubts = doubts_of(request, session)
         chosen = _range(session, request, asked)
         if not wants_csv(request, asked.format):
             limit = asked.limit or 50
             rows = chosen.read(session, limit + 1)
-            items = _with_cells(session, rows[:limit], asked)
+            items = _with_cells(session, rows[:limit], asked, doubts)
             rest = at_number(rows[limit - 1][0]) if len(rows) > limit else None
             response.headers["Vary"] = "Accept"
             return Page(items=items, next=next_of(request, response, rest))
-    return csv_response("cells", CSV_COLUMNS, _csv(database, chosen, asked))
+    return csv_response("cells", CSV_COLUMNS, _csv(database, chosen, asked, doubts))
 
 
 def _range(session: Session, request: Request, asked: CellFilters) -> _Range:
@@ -157,24 +161,24 @@ def _range(session: Session, request: Request, asked: CellFilters) -> _Range:
 
 
 def _with_cells(
-    session: Session, rows: list[tuple[int, Commit]], asked: CellFilters
+    session: Session, rows: list[tuple[int, Commit]], asked: CellFilters, doubts: Doubts
 ) -> list[CommitCells]:
     ids = [commit.id for _, commit in rows if commit.id is not None]
     found = measured.of_commits(session, ids, asked.queue, asked.environment)
     return [
         CommitCells(
             commit=PlacedCommit(**CommitOut.of(commit).model_dump(), position=position),
-            cells=[_cell(one, asked.clean_below) for one in found.get(commit.id or 0, [])],
+            cells=[_cell(one, asked.clean_below, doubts) for one in found.get(commit.id or 0, [])],
         )
         for position, commit in rows
     ]
 
 
-def _cell(one: Measured, clean_below: float) -> CommitCell:
+def _cell(one: Measured, clean_below: float, doubts: Doubts) -> CommitCell:
     why = f"{one.outcome}: {one.reason}" if one.outcome else ""
     return CommitCell(
         **cell_fields(one.cell),
-        **counted_fields(one.measurement, clean_below, why),
+        **counted_fields(one.measurement, clean_below, why, doubts),
         queue=one.queue,
         environment=EnvironmentOut.of(one.environment) if one.environment else None,
         outcome=one.outcome,
@@ -183,14 +187,16 @@ def _cell(one: Measured, clean_below: float) -> CommitCell:
     )
 
 
-def _csv(database: Database, chosen: _Range, asked: CellFilters) -> Iterator[list[Any]]:
+def _csv(
+    database: Database, chosen: _Range, asked: CellFilters, doubts: Doubts
+) -> Iterator[list[Any]]:
     """Row by row, a number of commits at a time, each in a short transaction of its own."""
     left = asked.limit
     while left is None or left > 0:
         size = COMMITS_AT_ONCE if left is None else min(left, COMMITS_AT_ONCE)
         with database.session() as session:
             rows = chosen.read(session, size)
-            items = _with_cells(session, rows, asked)
+            items = _with_cells(session, rows, asked, doubts)
         for item in items:
             yield from (_csv_row(item.commit, cell) for cell in item.cells)
         if len(rows) < size:
@@ -266,10 +272,11 @@ def compare_commits(request: Request, asked: Annotated[CompareFilters, Query()])
         b = commit_of(session, asked.subject, asked.b)
         ids = [commit.id for commit in (a, b) if commit.id is not None]
         found = measured.of_commits(session, ids, asked.queue)
+        doubts = doubts_of(request, session)
         outputs = _outputs(
             _digests(session, ids[0], asked.queue), _digests(session, ids[-1], asked.queue)
         )
-    cells = _compared(found[ids[0]], found[ids[-1]], asked.clean_below)
+    cells = _compared(found[ids[0]], found[ids[-1]], asked.clean_below, doubts)
     return ComparedCommits(
         subject=asked.subject,
         a=CommitOut.of(a),
@@ -280,36 +287,43 @@ def compare_commits(request: Request, asked: Annotated[CompareFilters, Query()])
     )
 
 
-def _compared(a: list[Measured], b: list[Measured], clean_below: float) -> list[ComparedCell]:
+def _compared(
+    a: list[Measured], b: list[Measured], clean_below: float, doubts: Doubts
+) -> list[ComparedCell]:
     of_a = {(one.queue, *one.key): one for one in a}
     of_b = {(one.queue, *one.key): one for one in b}
     return [
-        _both(of_a.get(key), of_b.get(key), clean_below) for key in dict.fromkeys([*of_a, *of_b])
+        _both(of_a.get(key), of_b.get(key), clean_below, doubts)
+        for key in dict.fromkeys([*of_a, *of_b])
     ]
 
 
-def _both(a: Measured | None, b: Measured | None, clean_below: float) -> ComparedCell:
+def _both(
+    a: Measured | None, b: Measured | None, clean_below: float, doubts: Doubts
+) -> ComparedCell:
     either = a or b
     assert either is not None, "a key comes from one of the two"
     comparison = None
     if a and b and a.measurement and b.measurement:
         head, base = _counts(b.measurement), _counts(a.measurement)
-        comparison = ComparisonOut.of(judge_cell(head, base, clean_below), head, base)
+        both = (doubts.get(one.id or 0) for one in (a.measurement, b.measurement))
+        control = worst(doubt for doubt in both if doubt is not None)
+        comparison = ComparisonOut.of(judge_cell(head, base, clean_below, control), head, base)
     return ComparedCell(
         **cell_fields(either.cell),
         queue=either.queue,
         environment=EnvironmentOut.of(either.environment) if either.environment else None,
-        a=_counted(a, clean_below),
-        b=_counted(b, clean_below),
+        a=_counted(a, clean_below, doubts),
+        b=_counted(b, clean_below, doubts),
         comparison=comparison,
     )
 
 
-def _counted(one: Measured | None, clean_below: float) -> CountedOut | None:
+def _counted(one: Measured | None, clean_below: float, doubts: Doubts) -> CountedOut | None:
     if one is None:
         return None
     why = f"{one.outcome}: {one.reason}" if one.outcome else ""
-    return CountedOut(**counted_fields(one.measurement, clean_below, why))
+    return CountedOut(**counted_fields(one.measurement, clean_below, why, doubts))
 
 
 def _counts(measurement: Measurement) -> Counts:

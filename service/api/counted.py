@@ -13,6 +13,7 @@ from runner.statistics.counts import Counts
 from runner.statistics.kinds import Kind
 from runner.statistics.verdict import CellVerdict, judge_cell
 from service.api.rows import taken
+from service.reading.doubted import NONE, Doubts
 from service.reading.rate import Watch, watch_of
 from service.tables import Cell, Environment, Measurement
 
@@ -162,12 +163,19 @@ def cell_fields(cell: Cell) -> dict[str, Any]:
 
 
 def counted_fields(
-    measurement: Measurement | None, clean_below: float, nothing: str = ""
+    measurement: Measurement | None,
+    clean_below: float,
+    nothing: str = "",
+    doubts: Doubts = NONE,
 ) -> dict[str, Any]:
-    """The fields of CountedOut. nothing: why there is no trial, where there is none."""
+    """The fields of CountedOut. nothing: why there is no trial, where there is none. doubts: see
+    `service.reading.doubted`."""
     plain = Counts(measurement.k, measurement.n) if measurement else Counts()
     adaptive = bool(measurement and measurement.adaptive)
     verdict = _judged(plain, clean_below, adaptive)
+    doubt = doubts.get(measurement.id or 0) if measurement else None
+    if doubt is not None:
+        verdict = judge_cell(plain, None, clean_below, doubt, adaptive)
     watch = watch_of(measurement) if measurement else Watch()
     return {
         "counts": measurement.counts if measurement else NO_COUNTS,

@@ -16,6 +16,7 @@ from runner.outcome import Outcome
 from service.api.access import reader
 from service.api.counted import CellOut, CountedOut, cell_fields, counted_fields
 from service.api.documentation import API, errors
+from service.api.doubts import doubts as doubts_of
 from service.api.errors import missing
 from service.api.export import FormatParameter, csv_response, wants_csv
 from service.api.parameters import CleanBelow, Filters, RowId
@@ -93,13 +94,14 @@ def get_measurement(
         if found is None:
             raise missing("measurement", measurement_id)
         measurement = session.get_one(Measurement, measurement_id)
+        doubts = doubts_of(request, session)
         cell = session.get_one(Cell, measurement.cell_id)
     if wants_csv(request, asked.format):
         lines = _lines(database, measurement_id, asked)
         return csv_response(f"measurement-{measurement_id}", CSV_COLUMNS, lines)
     response.headers["Vary"] = "Accept"
     return MeasurementOut(
-        **counted_fields(measurement, asked.clean_below),
+        **counted_fields(measurement, asked.clean_below, doubts=doubts),
         id=measurement_id,
         subject=found.subject,
         cell=CellOut(**cell_fields(cell)),

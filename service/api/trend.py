@@ -21,11 +21,13 @@ from service.api.counted import (
     cell_fields,
 )
 from service.api.documentation import API, errors
+from service.api.doubts import doubts as doubts_of
 from service.api.errors import missing
 from service.api.export import FormatParameter, csv_response, wants_csv
 from service.api.parameters import CleanBelow, Device, Filters, Ref, RowId, Subject
 from service.reading import trend
 from service.reading.changes import Of
+from service.reading.doubted import Doubts
 from service.reading.rate import OUTCOMES, Rate, Watch
 from service.reading.trend import TrendChange, TrendCommit, TrendPage, TrendPoint
 from service.tables import Cell
@@ -132,14 +134,15 @@ def get_trend(request: Request, response: Response, asked: Annotated[TrendFilter
         of=asked.rate,
     )
     with request.app.state.database.session() as session:
-        found = trend.read(session, wanted)
+        doubts = doubts_of(request, session)
+        found = trend.read(session, wanted, doubts=doubts)
         if found is None:
             raise missing("cell", asked.cell)
         cell = session.get_one(Cell, asked.cell)
         if found.choices.notes:
             raise missing("such trend", "; ".join(found.choices.notes))
     if wants_csv(request, asked.format):
-        return csv_response("trend", CSV_COLUMNS, _lines(found, cell))
+        return csv_response("trend", CSV_COLUMNS, _lines(found, cell, doubts))
     response.headers["Vary"] = "Accept"
     return TrendOut(
         subject=found.chosen.subject,
@@ -148,7 +151,7 @@ def get_trend(request: Request, response: Response, asked: Annotated[TrendFilter
         emulated=found.emulated,
         cell=CellOut(**cell_fields(cell)),
         rate=found.of,
-        points=[_point(point, asked.clean_below) for point in found.points],
+        points=[_point(point, asked.clean_below, doubts) for point in found.points],
         changes=[_change(change) for change in found.changes],
         older=found.older,
     )
@@ -165,7 +168,7 @@ def _commit(commit: TrendCommit) -> PlacedCommit:
     )
 
 
-def _point(point: TrendPoint, clean_below: float) -> TrendPointOut:
+def _point(point: TrendPoint, clean_below: float, doubts: Doubts) -> TrendPointOut:
     rate = point.rate
     counts = {str(outcome): 0 for outcome in OUTCOMES} | dict(rate.counts)
     return TrendPointOut(
@@ -181,7 +184,9 @@ def _point(point: TrendPoint, clean_below: float) -> TrendPointOut:
         n=rate.n,
         rate=rate.rate,
         interval=(rate.low, rate.high),
-        verdict=judge_cell(Counts(rate.k, rate.n), None, clean_below).kind,
+        verdict=judge_cell(
+            Counts(rate.k, rate.n), None, clean_below, doubts.get(point.measurement)
+        ).kind,
         verdict_text=rate.text,
         trials_needed=rate.needed,
         swallow=SwallowOut.of(_watch(rate), clean_below, adaptive=False),
@@ -211,9 +216,9 @@ def _counts(counts: Counts) -> TrialCounts:
     return TrialCounts(k=counts.k, n=counts.n, interval=counts.interval)
 
 
-def _lines(found: TrendPage, cell: Cell) -> Iterator[list[Any]]:
+def _lines(found: TrendPage, cell: Cell, doubts: Doubts) -> Iterator[list[Any]]:
     for point in found.points:
-        out = _point(point, found.asked.clean_below)
+        out = _point(point, found.asked.clean_below, doubts)
         yield [
             out.commit.position, out.commit.sha, out.commit.date, out.commit.title,
             out.environment, out.device_name, out.details, out.changed, out.shared_by,

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from service.api.doubts import doubts
 from service.api.errors import missing
 from service.pages import asked
-from service.pages.view import database, doubts, macro
+from service.pages.view import database, macro
 from service.pages.words import interval, percent
 from service.reading import badge
 from service.reading.badge import Badge

@@ -7,9 +7,10 @@ from urllib.parse import quote
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
+from service.api.doubts import doubts
 from service.api.errors import missing, refused
 from service.pages import asked, markdown
-from service.pages.view import database, doubts, page, settings
+from service.pages.view import database, page, settings
 from service.reading import commits
 from service.reading.grid import CLEAN_BELOW
 

@@ -10,12 +10,13 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import HTMLResponse, Response
 
+from service.api.doubts import doubts
 from service.api.errors import refused
 from service.api.export import csv_response
 from service.pages import asked
 from service.pages.exported import as_swallow
 from service.pages.markdown import comparison
-from service.pages.view import database, doubts, page, settings
+from service.pages.view import database, page, settings
 from service.reading import compare
 from service.reading.compare import ComparedRow, ComparedSwallow, CompareFilter, ComparePage
 from service.reading.grid import CLEAN_BELOW

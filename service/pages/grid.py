@@ -10,11 +10,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import HTMLResponse, Response
 
+from service.api.doubts import doubts
 from service.api.export import csv_response
 from service.pages import asked
 from service.pages.cells import row_cells
 from service.pages.exported import SWALLOW_COLUMNS, as_swallow, swallow_row
-from service.pages.view import database, doubts, page
+from service.pages.view import database, page
 from service.reading import grid, grid_commits
 from service.reading.grid import Grid, GridCell, GridFilter, GridRow
 from service.reading.rate import NO_COUNTS, OUTCOMES, Rate, rate_of

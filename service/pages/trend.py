@@ -12,12 +12,13 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import HTMLResponse, Response
 
 from runner.outcome import Outcome
+from service.api.doubts import doubts
 from service.api.errors import missing, refused
 from service.api.export import csv_response
 from service.pages import asked, markdown
 from service.pages.chart import chart
 from service.pages.exported import SWALLOW_COLUMNS, as_swallow, swallow_row
-from service.pages.view import database, doubts, page, settings
+from service.pages.view import database, page, settings
 from service.reading import trend
 from service.reading.changes import Of
 from service.reading.grid import CLEAN_BELOW

@@ -6,9 +6,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse
 
 from runner.outcome import Outcome
+from service.api.doubts import doubts
 from service.api.errors import missing
 from service.pages import asked
-from service.pages.view import database, doubts, page
+from service.pages.view import database, page
 from service.reading import trials
 from service.reading.grid import CLEAN_BELOW
 

@@ -11,7 +11,6 @@ from urllib.parse import urlencode
 
 from fastapi import Request
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from sqlmodel import Session
 from starlette.responses import HTMLResponse
 
 import dashboards
@@ -20,7 +19,6 @@ from service.database import Database
 from service.pages import words
 from service.pages.static import address
 from service.pages.theme import theme_of
-from service.reading.doubted import Doubts
 from service.reading.rate import Mark
 from service.settings import ServiceSettings
 
@@ -98,12 +96,6 @@ def opening(request: Request) -> None:
 def database(request: Request) -> Database:
     """The database that a page reads."""
     found: Database = request.app.state.database
-    return found
-
-
-def doubts(request: Request, session: Session) -> Doubts:
-    """What is not to be believed of what was measured, as it was found a moment ago."""
-    found: Doubts = request.app.state.doubts(session, None)
     return found
 
 

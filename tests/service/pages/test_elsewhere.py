@@ -243,3 +243,20 @@ def test_what_makes_no_sense_is_told_in_a_sentence(
     answer = browser.get(address)
     assert answer.status_code == status
     assert sentence.lower() in html.unescape(answer.text).lower()
+
+
+def test_the_api_says_what_no_device_proves(browser: TestClient, made: Showcase) -> None:
+    rows = browser.get(f"/api/v1/runs/{made.runs['doubted']}").json()["cells"]
+    name = "stock, background"
+    assert next(row for row in rows if row["name"] == name)["verdict"] == "unproven"
+    commits = browser.get("/api/v1/cells?subject=te&branch=main&limit=50").json()["items"]
+    doubted = [
+        (commit["commit"]["sha"], cell)
+        for commit in commits
+        for cell in commit["cells"]
+        if cell["verdict"] == "unproven"
+    ]
+    assert doubted
+    assert all("unproven on this device" in cell["verdict_text"] for _, cell in doubted)
+    line = browser.get("/api/v1/cells?subject=te&branch=main&format=csv").text
+    assert ",unproven," in line
