@@ -327,6 +327,8 @@ def _control_trials(session: Session, run: Run, matrix: Matrix, worker: UUID | N
         .group_by(Trial.device)
     ).all()
     counts = [count for device, count in seen if device not in failed]
+    if failed and not counts:
+        return 0  # no other device has shown anything: that much is known
     return max(0, matrix.controls - min(counts, default=0))
 
 
