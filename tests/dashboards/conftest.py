@@ -17,7 +17,8 @@ from tests.conftest import Needs
 from tests.dashboards import branch
 from tests.service.conftest import db, postgres, template
 from tests.service.pages.served import Served, served
-from tests.service.reading import showcase
+from tests.service.reading import bisected, showcase
+from tests.service.reading.bisected import Made
 from tests.service.reading.showcase import Showcase
 
 if TYPE_CHECKING:
@@ -62,6 +63,17 @@ def long_branch(
         branch.fill(database, LONG)
         with served(database, tmp_path_factory.mktemp("home")) as running:
             yield running
+
+
+@pytest.fixture(scope="module")
+def bisecting(
+    postgres: str, template: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Served, Made]]:
+    """Bisections in every state, served."""
+    with showcase.database(postgres, template) as database:
+        made = bisected.make(database)
+        with served(database, tmp_path_factory.mktemp("home")) as running:
+            yield running, made
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,24 +11,13 @@ from service.database import Database
 from tests.dashboards.conftest import NARROW, WIDE
 from tests.dashboards.test_browser import SEEN, WAIT_MS, opened
 from tests.service.pages.served import Served, served
-from tests.service.reading import bisected, showcase
+from tests.service.reading import bisected
 from tests.service.reading.bisected import Bisections, Made, Truth
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 NAMES = ("found", "searching", "merge", "queued", "list")
-
-
-@pytest.fixture(scope="module")
-def bisecting(
-    postgres: str, template: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Served, Made]]:
-    """One of each kind, served."""
-    with showcase.database(postgres, template) as database:
-        made = bisected.make(database)
-        with served(database, tmp_path_factory.mktemp("home")) as running:
-            yield running, made
 
 
 @pytest.mark.parametrize("name", NAMES)

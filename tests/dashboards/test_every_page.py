@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.dashboards.conftest import NARROW, WIDE, Site, Tab, opened, watched
-from tests.service.pages.served import Served, served
+from tests.service.pages.served import Served
 from tests.service.pages.test_pages import PAGES, addresses
-from tests.service.reading import bisected, showcase
 from tests.service.reading.bisected import Made
 
 if TYPE_CHECKING:
@@ -48,17 +47,6 @@ def test_it_is_clean_in_dark_and_light_wide_and_narrow(
     if name == "not there":  # of which the browser itself tells its console
         tab.wrong[:] = [text for text in tab.wrong if "404" not in text]
     assert tab.wrong == []
-
-
-@pytest.fixture(scope="module")
-def bisecting(
-    postgres: str, template: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Served, Made]]:
-    """Bisections in every state, served."""
-    with showcase.database(postgres, template) as database:
-        made = bisected.make(database)
-        with served(database, tmp_path_factory.mktemp("home")) as running:
-            yield running, made
 
 
 @pytest.mark.parametrize("name", ["list", "found", "searching", "merge", "queued", "failed"])

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+import psycopg
 from procrastinate import JobContext
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 
 from service.consume import consume
 from service.database import Database
+from service.postgres import libpq
 from service.queue import app, wake
 from service.tasks import AGAIN
 
@@ -139,3 +142,18 @@ def cut(db: Database) -> None:
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid()",
     )
+
+
+@contextmanager
+def shut(postgres: str, db: Database) -> Iterator[None]:
+    """The database lets nobody in, and has cut who was."""
+    name = make_url(db.url).database
+    with psycopg.connect(libpq(postgres), autocommit=True) as server:
+        server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+        server.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
+        )
+        try:
+            yield
+        finally:
+            server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import psycopg
 import pytest
-from sqlalchemy import make_url
 
 from service import consume
 from service.database import Database
-from service.postgres import libpq
 from tests.conftest import Eventually
-from tests.service.consumer import Consumer, cut, defer, execute, statuses
+from tests.service.consumer import Consumer, cut, defer, execute, shut, statuses
 
 
 @pytest.fixture(autouse=True)
@@ -21,21 +15,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heartbeats and new attempts that tests need not wait for."""
     monkeypatch.setattr(consume, "HEARTBEAT_S", 0.1)
     monkeypatch.setattr(consume, "RESTART_S", 0.05)
-
-
-@contextmanager
-def shut(postgres: str, db: Database) -> Iterator[None]:
-    """The database lets nobody in, as while it starts."""
-    name = make_url(db.url).database
-    with psycopg.connect(libpq(postgres), autocommit=True) as server:
-        server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
-        server.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
-        )
-        try:
-            yield
-        finally:
-            server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
 
 
 def test_the_most_urgent_job_is_taken_first(db: Database, eventually: Eventually) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-import psycopg
 import pytest
-from sqlalchemy import make_url
 from sqlalchemy.exc import OperationalError
 from sqlmodel import col, select
 
@@ -22,7 +19,6 @@ from runner.run import PreparedBuild
 from service import jobprocess
 from service import worker as working
 from service.database import Database
-from service.postgres import libpq
 from service.settings import ServiceSettings
 from service.submit import RunRequest, cancel, submit
 from service.tables import (
@@ -38,6 +34,7 @@ from service.tables import (
 from service.worker import WorkerOptions, WorkerProcess
 from tests.conftest import Eventually
 from tests.service import flow
+from tests.service.consumer import shut
 
 DEMO = WorkerOptions(name="w", subjects=("demo",), parallel=4)
 CELL = {"name": "alone", "variant": "stock", "background": False, "trials": 4}
@@ -118,21 +115,6 @@ def claim_of(db: Database, run: UUID) -> Claim:
     with db.session() as session:
         newest = select(Claim).where(Claim.run_id == run).order_by(col(Claim.created_at).desc())
         return session.exec(newest.limit(1)).one()
-
-
-@contextmanager
-def shut(postgres: str, db: Database) -> Iterator[None]:
-    """The database lets nobody in, and has cut who was."""
-    name = make_url(db.url).database
-    with psycopg.connect(libpq(postgres), autocommit=True) as server:
-        server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
-        server.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
-        )
-        try:
-            yield
-        finally:
-            server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
 
 
 # Its row
