@@ -18,6 +18,7 @@ from runner import bundle as bundling
 from runner import device as host
 from runner import matrix as matrices
 from runner import report
+from runner.controls import none_for
 from runner.errors import InputError
 from runner.live import LiveProgress
 from runner.node import (
@@ -322,7 +323,7 @@ def _build_control(
     stock = BuildId(BuildKind.STOCK)
     made = Base(commit, _build_all(subject, commit, [stock], console)[stock])
     if not made.build.folder:
-        return None, f"no control cells, so no device is proven: {made.build.reason}"
+        return None, none_for(made.build.reason)
     return made, ""
 
 

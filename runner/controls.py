@@ -47,6 +47,11 @@ def control_of(name: str) -> Control | None:
 _BY_NAME = {f"{PREFIX}{control}": control for control in Control}
 
 
+def none_for(reason: str) -> str:
+    """What a run says of itself that has no control cells although its matrix asks for some."""
+    return f"no control cells, so no device is proven: {reason}"
+
+
 @dataclass(frozen=True)
 class DeviceControl:
     """What the control cells of one device showed. Other outcomes than these prove nothing."""
@@ -114,4 +119,14 @@ def spread(items: Sequence[_Item], among: Sequence[_Item]) -> list[_Item]:
     return [*merged, *items[placed:]]
 
 
-__all__ = ["PREFIX", "Control", "DeviceControl", "cell", "control_of", "spread", "tally", "worst"]
+__all__ = [
+    "PREFIX",
+    "Control",
+    "DeviceControl",
+    "cell",
+    "control_of",
+    "none_for",
+    "spread",
+    "tally",
+    "worst",
+]

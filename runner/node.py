@@ -25,6 +25,7 @@ if __name__ == "__main__":  # else `runner` is where it was found, and its folde
     sys.path.insert(0, str(HERE))
 
 from runner import device, matrix, report, result, run  # noqa: E402
+from runner.controls import none_for  # noqa: E402
 from runner.detector.record import Detector  # noqa: E402
 from runner.errors import InfrastructureError, InputError, RacewatchError  # noqa: E402
 from runner.outcome import Outcome  # noqa: E402
@@ -120,7 +121,7 @@ def _run(options: argparse.Namespace) -> int:
     base = _base(chosen["base"])
     control = _base(manifest.get("control")) if wanted.controls else None
     lacking = wanted.controls and (control is None or not control.build.folder)
-    notes = ("no control cells, so no device is proven: this bundle holds none",)
+    notes = (none_for("this bundle holds none"),)
     commit = result.Commit(**chosen["commit"])
     plan = _plan(options, manifest, commit, wanted, builds)
     plan = replace(plan, base=base, control=control, notes=notes if lacking else ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from runner.controls import none_for
 from runner.errors import InfrastructureError, RefError, SubjectError
 from runner.result import Commit
 from runner.subject import Options, Subject
@@ -31,7 +32,7 @@ def control_of(subject: Subject) -> tuple[Commit | None, str]:
     try:
         return subject.control(), ""
     except (RefError, SubjectError, InfrastructureError) as error:
-        return None, f"no control cells, so no device is proven: {error}"
+        return None, none_for(str(error))
 
 
 def open_subject(name: str, options: Options) -> Subject:

@@ -13,6 +13,7 @@ from sqlmodel import Session, col, select
 
 from runner import matrix as matrices
 from runner import result
+from runner.controls import none_for
 from runner.outcome import Outcome
 from runner.run import BuildId, builds_of
 from runner.statistics.sequential import Action, Stopping
@@ -260,7 +261,7 @@ def _control_is_settled(session: Session, run: Run) -> bool:
         run.facts = {**run.facts, "control_build": made.id}
     else:
         why = made.reason if made else ordered.reason
-        run.notes = [*run.notes, f"no control cells, so no device is proven: {why}"]
+        run.notes = [*run.notes, none_for(why)]
     session.add(run)
     return True
 

@@ -7,7 +7,7 @@ Locks are taken in one order: the claim, then its run, then what belongs to the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -279,7 +279,8 @@ def _batch(session: Session, run: Run, claim: Claim, chosen: list[tuple[RunCell,
     commit = session.get_one(Commit, run.commit_id)
     made = builds.of_run(session, run)
     whole = matrices.from_data(run.matrix)
-    lacking = _control_trials(session, run, whole, claim.worker_id)
+    failed = control_cells.failed_devices(session, run.id, claim.worker_id)
+    lacking = _control_trials(session, run, whole, claim.worker_id, failed)
     trials = {cell.name: n for cell, n in chosen}
     matrix = replace(
         whole,
@@ -305,16 +306,17 @@ def _batch(session: Session, run: Run, claim: Claim, chosen: list[tuple[RunCell,
         control=control,
         adaptive=run.adaptive,
         cells={cell.name: cell.id for cell, _ in chosen if cell.id is not None},
-        without=tuple(control_cells.failed_devices(session, run.id, claim.worker_id)),
+        without=tuple(failed),
     )
 
 
-def _control_trials(session: Session, run: Run, matrix: Matrix, worker: UUID | None) -> int:
+def _control_trials(
+    session: Session, run: Run, matrix: Matrix, worker: UUID | None, failed: Sequence[str]
+) -> int:
     """Trials of each control cell that a worker's devices lack in a run: what was proven long ago
     is proven anew, and a device that failed its control cells gets no more trials at all."""
     if run.facts.get("control_build") is None:
         return 0
-    failed = control_cells.failed_devices(session, run.id, worker)
     seen = session.exec(
         select(Trial.device, func.count())
         .where(

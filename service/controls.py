@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import func
+from sqlalchemy import ColumnElement, func
 from sqlalchemy import select as columns
 from sqlmodel import Session, col, select
 
@@ -27,21 +27,34 @@ class Place:
     device: str
 
 
-def of_run(session: Session, run: UUID) -> dict[Place, DeviceControl]:
-    """What the control trials of a run say of each device that they ran on."""
-    by = (col(Trial.worker_id), col(Trial.device), col(Trial.control), col(Trial.outcome))
-    found = session.connection().execute(
-        columns(by[0], by[1], by[2], by[3], func.count())
-        .where(col(Trial.run_id) == run, col(Trial.control) != "")
+def by_run(session: Session, *where: ColumnElement[bool]) -> dict[UUID, dict[Place, DeviceControl]]:
+    """What control trials say of each device that they ran on, for each of the runs that ordered
+    them. where: which trials, all where nothing is said."""
+    by = (
+        col(Trial.run_id),
+        col(Trial.worker_id),
+        col(Trial.device),
+        col(Trial.control),
+        col(Trial.outcome),
+    )
+    counted = session.connection().execute(
+        columns(by[0], by[1], by[2], by[3], by[4], func.count())
+        .where(col(Trial.control) != "", *where)
         .group_by(*by)
         .order_by(col(Trial.device))
     )
-    places: dict[Place, DeviceControl] = {}
-    for worker, device, control, outcome, count in found:
+    found: dict[UUID, dict[Place, DeviceControl]] = {}
+    for run, worker, device, control, outcome, count in counted:
+        places = found.setdefault(run, {})
         place = Place(worker, device)
         known = places.get(place, DeviceControl(device))
         places[place] = known.with_trials(control, Outcome(outcome), count)
-    return places
+    return found
+
+
+def of_run(session: Session, run: UUID) -> dict[Place, DeviceControl]:
+    """The same of one run."""
+    return by_run(session, col(Trial.run_id) == run).get(run, {})
 
 
 def failed_devices(session: Session, run: UUID, worker: UUID | None) -> list[str]:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from uuid import UUID
 
-from sqlalchemy import func
-from sqlalchemy import select as columns
 from sqlmodel import Session, col, select
 
 from runner import controls
-from runner.controls import DeviceControl
-from runner.outcome import Outcome
 from runner.statistics.control import ControlVerdict, Proof
-from service.controls import COUNTED, Place
+from service.controls import COUNTED, Place, by_run
 from service.tables import Trial
 
 Doubts = Mapping[int, ControlVerdict]
@@ -28,8 +23,9 @@ def find(session: Session, _: None = None) -> Doubts:
     Where every device is believed, which is usual, only control trials are looked at.
     """
     proofs = {
-        key: verdict
-        for key, shown in _controls(session).items()
+        (run, place): verdict
+        for run, places in by_run(session).items()
+        for place, shown in places.items()
         if (verdict := shown.verdict).proof is Proof.UNPROVEN
     }
     if not proofs:
@@ -50,25 +46,3 @@ def find(session: Session, _: None = None) -> Doubts:
             met.setdefault(measurement, []).append(proof)
     worst = {measurement: controls.worst(verdicts) for measurement, verdicts in met.items()}
     return {measurement: verdict for measurement, verdict in worst.items() if verdict is not None}
-
-
-def _controls(session: Session) -> dict[tuple[UUID, Place], DeviceControl]:
-    """What control cells showed, by run and device."""
-    by = (
-        col(Trial.run_id),
-        col(Trial.worker_id),
-        col(Trial.device),
-        col(Trial.control),
-        col(Trial.outcome),
-    )
-    counted = session.connection().execute(
-        columns(by[0], by[1], by[2], by[3], by[4], func.count())
-        .where(col(Trial.control) != "")
-        .group_by(*by)
-    )
-    found: dict[tuple[UUID, Place], DeviceControl] = {}
-    for run, worker, device, control, outcome, count in counted:
-        key = (run, Place(worker, device))
-        known = found.get(key, DeviceControl(device))
-        found[key] = known.with_trials(control, Outcome(outcome), count)
-    return found
