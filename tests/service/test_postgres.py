@@ -9,6 +9,7 @@ import pwd
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -383,6 +384,28 @@ def test_parent_and_server_killed_at_once_do_not_prevent_the_next_start(
     parent.kill()
     with EmbeddedPostgres(folder) as server:
         assert ask(server.url, "SELECT n FROM kept") == 42
+
+
+def test_a_server_that_takes_connections_and_answers_none_is_not_running(
+    folder: Path, place: Path
+) -> None:
+    """So the kernel does for a killed server, as long as the process ends."""
+    with EmbeddedPostgres(folder) as server:
+        pid_file = Cluster(folder).data / "postmaster.pid"
+        true = pid_file.read_text()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(f"{place}/.s.PGSQL.5432")
+            listener.listen()
+            listener.settimeout(30)
+            closing = threading.Thread(target=lambda: listener.accept()[0].close())
+            closing.start()
+            pid_file.write_text(true.replace(str(folder / "socket"), str(place)))
+            try:
+                assert running(folder) is None
+            finally:
+                pid_file.write_text(true)
+            closing.join()
+        assert running(folder) == server.url
 
 
 def test_a_pid_file_whose_number_went_to_another_process_is_no_obstacle(folder: Path) -> None:
