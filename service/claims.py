@@ -242,10 +242,11 @@ def _size(session: Session, run: Run, worker: Worker, batch_s: float) -> int:
 
 
 def _pace(session: Session, run: Run) -> tuple[int, float]:
-    """Trials stored and seconds taken by this run's claims that came to their end."""
+    """Trials stored and seconds taken by this run's claims that came to their end. Control and
+    reference trials are of them: they take time as all others do."""
     recorded = (
-        select(func.coalesce(func.sum(ClaimCell.recorded), 0))
-        .where(ClaimCell.claim_id == Claim.id)
+        select(func.count(col(Trial.id)))
+        .where(Trial.claim_id == Claim.id)
         .correlate(Claim)
         .scalar_subquery()
     )

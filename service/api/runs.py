@@ -247,7 +247,7 @@ def get_run(request: Request, run_id: RunId) -> RunWhole:
 
 def whole(session: Session, run_id: UUID) -> RunWhole:
     """The run with everything that it showed. Raises 404."""
-    found = session.execute(_joined().where(col(Run.id) == run_id)).tuples().one_or_none()
+    found = session.exec(_joined().where(col(Run.id) == run_id)).one_or_none()
     if found is None:
         raise missing("run", str(run_id))
     run = found[0]
@@ -321,7 +321,7 @@ def _read(
                 (col(Run.created_at) == moment) & (col(Run.id) > identity),
             )
         )
-    return session.execute(query).tuples().all()
+    return session.exec(query).all()
 
 
 def _with_progress(session: Session, rows: Sequence[_Row]) -> list[RunOut]:
@@ -403,7 +403,7 @@ def _ordered(session: Session, run_id: UUID) -> Iterator[tuple[RunCell, Cell, Me
         .where(RunCell.run_id == run_id)
         .order_by(col(RunCell.position))
     )
-    yield from session.execute(query).tuples()
+    yield from session.exec(query)
 
 
 def _doubts(judged: JudgedCell | None) -> dict[str, Any]:
@@ -440,7 +440,7 @@ def _builds(session: Session, run: Run, names: set[str]) -> list[BuildOut]:
     toolchain = run.facts.get("toolchain")
     if toolchain:
         query = query.where(CommitBuild.toolchain == toolchain)
-    return [_build(row, build) for row, build in session.execute(query).tuples()]
+    return [_build(row, build) for row, build in session.exec(query)]
 
 
 def _build(row: CommitBuild, build: Build | None) -> BuildOut:

@@ -13,7 +13,7 @@ from runner.outcome import Outcome
 from service.api.access import reader
 from service.api.documentation import API, errors
 from service.api.export import FormatParameter, csv_response, wants_csv
-from service.api.parameters import Device, Filters, Limit, Subject
+from service.api.parameters import Device, Filters, Limit, Subject, Text
 from service.reading import signatures
 from service.reading.signatures import Seen, SignatureFilter, SignatureLine
 
@@ -58,6 +58,11 @@ class SignatureFilters(Filters):
     outcome: Outcome | Literal["failed", "any"] = Field(
         default="failed", description="`failed` for all failures, `any` for all but passes."
     )
+    text: Text | None = Field(
+        default=None,
+        description="Words that the signature has, in any case.",
+        examples=["cuEventRecord invalidated"],
+    )
     limit: Limit = 100
     format: FormatParameter = None
 
@@ -93,6 +98,7 @@ def list_signatures(
     )
     with request.app.state.database.session() as session:
         groups = request.app.state.signatures(session, chosen)
+        groups = signatures.with_text(groups, asked.text or "")
         found = signatures.read(session, chosen, groups[: asked.limit])
     if wants_csv(request, asked.format):
         return csv_response("signatures", CSV_COLUMNS, _lines(found.lines))

@@ -153,7 +153,7 @@ def list_trials(
 def get_trial(request: Request, trial_id: RowId) -> TrialWhole:
     """Everything that is kept of it but the log."""
     with request.app.state.database.session() as session:
-        row = session.execute(_joined().where(col(Trial.id) == trial_id)).tuples().one_or_none()
+        row = session.exec(_joined().where(col(Trial.id) == trial_id)).one_or_none()
         if row is None:
             raise missing("trial", trial_id)
         trial, _, cell, _ = row
@@ -252,7 +252,7 @@ def _read(
         query = query.where(col(Trial.run_cell_id) == cell)
     if asked.outcome is not None:
         query = query.where(col(Trial.outcome) == asked.outcome)
-    return session.execute(query).tuples().all()
+    return session.exec(query).all()
 
 
 def _fields(trial: Trial, cell_name: str | None, _: Cell, worker: str | None) -> dict[str, Any]:

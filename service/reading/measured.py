@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlmodel import Session, col, select
 
 from service.reading.cells import cell_name
@@ -117,7 +118,7 @@ def _not_run(session: Session, commits: Sequence[int], queue: str | None) -> Ite
         )
         .join(Build, col(Build.id) == col(CommitBuild.build_id), isouter=True)
         .where(col(Run.commit_id).in_(commits), col(RunCell.outcome).is_not(None))
-        .distinct(col(Run.commit_id), col(Run.queue), col(RunCell.cell_id))
+        .ext(distinct_on(col(Run.commit_id), col(Run.queue), col(RunCell.cell_id)))
         .order_by(
             col(Run.commit_id), col(Run.queue), col(RunCell.cell_id), col(Run.created_at).desc()
         )

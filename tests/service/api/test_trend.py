@@ -76,6 +76,14 @@ def test_signatures_are_counted_with_first_and_last(client: TestClient, history:
     assert client.get("/api/v1/signatures?limit=1").json()["items"] == told["items"][:1]
 
 
+def test_signatures_are_found_by_their_words(client: TestClient, history: History) -> None:
+    told = client.get("/api/v1/signatures").json()["items"]
+    word = told[0]["signature"].split()[0]
+    found = client.get("/api/v1/signatures", params={"text": word.swapcase()}).json()["items"]
+    assert found == [one for one in told if word in one["signature"]] != []
+    assert client.get(f"/api/v1/signatures?text={word}+nowhere").json()["items"] == []
+
+
 def test_a_measurement_has_its_counts_and_trials(
     client: TestClient, db: Database, history: History
 ) -> None:

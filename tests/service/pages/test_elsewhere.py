@@ -223,6 +223,16 @@ def test_workers_and_pull_requests_as_data(browser: TestClient, made: Showcase) 
     assert pulls["2800"]["run"] == str(made.runs["awaiting"])
 
 
+def test_a_filtered_list_of_signatures_is_there_as_data(browser: TestClient) -> None:
+    shown = browser.get("/signatures?subject=te&text=CUEVENTRECORD+sigsegv").text
+    links = re.findall(r'href="(/api/v1/signatures[^"]*)"', shown)
+    as_json, as_csv = (html.unescape(link) for link in links)
+    found = browser.get(as_json).json()["items"]
+    assert len(found) == shown.count('<th scope="row"')
+    assert [one["signature"] for one in found] == ["SIGSEGV in cuEventRecord"]
+    assert [line["signature"] for line in lines(browser, as_csv)] == ["SIGSEGV in cuEventRecord"]
+
+
 @pytest.mark.parametrize(
     ("address", "status", "sentence"),
     [
