@@ -318,18 +318,40 @@ def _wake_trials(
 
     Where it began, as long as anyone there takes trials or ends what he holds; then anywhere.
     """
-    queue = trial_queue(run.queue, run.trusted)
     bound = claims.bound_workers(session, run)
     if bound and run.environment_id is not None:
-        workers, queue = bound, environment_queue(run.environment_id, run.trusted)
+        workers = bound
     elif run.environment_id is not None and held:
         return
     at = _after_setbacks(session, run)
     for n in range(min(unclaimed, max(1, len(workers)))):
-        wake(
-            session, "trials", queue,
-            lock=f"trials:{run.id}:{n}", priority=run.priority, at=at, run=str(run.id),
-        )  # fmt: skip
+        _wake_one(session, run, n, bool(bound), at)
+
+
+def _wake_one(session: Session, run: Run, n: int, bound: bool, at: datetime | None) -> None:
+    queue = trial_queue(run.queue, run.trusted)
+    if bound and run.environment_id is not None:
+        queue = environment_queue(run.environment_id, run.trusted)
+    wake(
+        session, "trials", queue,
+        lock=f"trials:{run.id}:{n}", priority=run.priority, at=at, run=str(run.id),
+    )  # fmt: skip
+
+
+def postpone(session: Session, run_id: UUID, reason: str) -> None:
+    """Put off the trials of a run that a worker was woken for and cannot take, for that reason.
+
+    No attempt of the run is lost: it waits, and says for what, unless others go on with it.
+    """
+    run = locked(session, run_id)
+    if run is None or run.state != RunState.RUNNING:
+        return
+    if run.reason != reason and not claims.live(session, run.id):
+        run.reason = reason
+        session.add(run)
+        publish(session, "run", run=run.id, state=run.state)
+    at = clock(session) + timedelta(seconds=PAUSE_S)
+    _wake_one(session, run, 0, bool(claims.bound_workers(session, run)), at)
 
 
 def _stop_decided(session: Session, run: Run) -> None:

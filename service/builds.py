@@ -60,15 +60,19 @@ def order(session: Session, run: Run, commit_id: int, name: str) -> CommitBuild:
     return wanted
 
 
-def _wake(session: Session, wanted: CommitBuild) -> None:
-    """Wake who makes a build that waits, as urgently as the runs that need it are."""
+def _wake(session: Session, wanted: CommitBuild, at: datetime | None = None) -> None:
+    """Wake who makes a build that waits, as urgently as the runs that need it are.
+
+    at: not before, nor before a failed attempt's pause is over.
+    """
+    moments = [moment for moment in (_due(wanted), at) if moment is not None]
     runs = needing(session, wanted)
     if not runs:
         return
     trusted = _trusted(runs)
     wake(
         session, "build", build_queue(_subject(session, wanted), trusted),
-        lock=f"build:{wanted.id}", priority=runs[0].priority, at=_due(wanted),
+        lock=f"build:{wanted.id}", priority=runs[0].priority, at=max(moments, default=None),
         commit_build=wanted.id,
     )  # fmt: skip
 
@@ -187,6 +191,23 @@ def alive(session: Session, job: BuildJob) -> bool:
     wanted.heartbeat_at = clock(session)
     session.add(wanted)
     return True
+
+
+def postpone(session: Session, commit_build: int, reason: str) -> None:
+    """Put off a build that a worker was woken for and cannot make, for that reason.
+
+    No attempt of it is lost.
+    """
+    wanted = session.exec(
+        select(CommitBuild).where(CommitBuild.id == commit_build).with_for_update()
+    ).one_or_none()
+    if wanted is None or wanted.state != BuildState.WAITING:
+        return
+    wanted.reason = reason
+    session.add(wanted)
+    session.flush()
+    _wake(session, wanted, clock(session) + timedelta(seconds=RETRY_S))
+    publish(session, "build", commit=wanted.commit_id, build=wanted.id)
 
 
 def _held(session: Session, job: BuildJob) -> CommitBuild | None:

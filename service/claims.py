@@ -222,6 +222,9 @@ def take(
     for cell, trials in chosen:
         assert cell.id is not None
         session.add(ClaimCell(claim_id=claim.id, run_cell_id=cell.id, trials=trials))
+    if not run.setbacks:
+        run.reason = ""  # what it waited for is here
+        session.add(run)
     publish(session, "run", run=run.id, state=run.state)
     return _batch(session, run, claim, chosen)
 

@@ -24,6 +24,7 @@ from runner import result
 from runner.errors import InfrastructureError, InputError, RacewatchError
 from runner.outcome import Outcome
 from runner.run import BuildId, PreparedBuild
+from runner.sandbox import docker_engine
 from runner.settings import Settings
 from runner.trial.supervise import read_log
 from service import advance, bisection, builds, claims, jobprocess, rows
@@ -343,6 +344,9 @@ class WorkerProcess:
 
     def build(self, commit_build: int) -> None:
         """Make a build that waits, and move on the runs that need it."""
+        if away := self._away():
+            self._patiently(lambda session: builds.postpone(session, commit_build, away))
+            return
         job = self._patiently(
             lambda session: builds.take(session, commit_build, self.id, self.contained)
         )
@@ -382,6 +386,17 @@ class WorkerProcess:
             return
         self._patiently(lambda session: builds.done(session, job, build))
 
+    def _away(self) -> str:
+        """Why nothing can be run here now, empty where it can: an engine that is restarted costs
+        its jobs no attempt but those that it cut off."""
+        if not self.contained:
+            return ""
+        try:
+            docker_engine.connect().close()
+        except InfrastructureError as error:
+            return str(error)
+        return ""
+
     def _needing(self, session: Session, commit_build: int) -> list[UUID]:
         """The runs that a build, if it is made, lets go on."""
         wanted = session.get(CommitBuild, commit_build)
@@ -391,6 +406,9 @@ class WorkerProcess:
 
     def trials(self, run_id: UUID) -> None:
         """Claim a share of a run's trials and carry it out."""
+        if away := self._away():
+            self._patiently(lambda session: advance.postpone(session, run_id, away))
+            return
 
         def take(session: Session) -> claims.Batch | None:
             worker = session.get_one(Worker, self.id)

@@ -16,7 +16,7 @@ from sqlmodel import col, select
 from runner import matrix as matrices
 from runner.errors import InputError, RacewatchError
 from runner.run import PreparedBuild
-from service import jobprocess
+from service import advance, builds, jobprocess
 from service import worker as working
 from service.database import Database
 from service.settings import ServiceSettings
@@ -453,3 +453,59 @@ def test_a_build_that_shall_end_at_once_goes_to_others(
     with db.session() as session:
         assert session.get_one(CommitBuild, wanted).attempts == 0
     assert [job.later for job in flow.jobs(db, "build")] == [0]
+
+
+# An engine that is away
+
+
+@pytest.fixture
+def without_engine(db: Database, monkeypatch: pytest.MonkeyPatch) -> WorkerProcess:
+    """A worker with containers whose engine does not answer."""
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    options = WorkerOptions(subjects=("demo",), sandbox="docker")
+    return WorkerProcess(ServiceSettings(database_url=""), db, options)
+
+
+def waiting_build(db: Database) -> CommitBuild:
+    with db.session() as session:
+        return session.exec(select(CommitBuild)).one()
+
+
+def test_a_build_waits_for_an_engine_and_loses_no_attempt(
+    db: Database, made: Made, without_engine: WorkerProcess
+) -> None:
+    run = flow.order(db, made.sha, matrices.from_data({"name": "m", "cells": [CELL]}))
+    flow.resolve(db, run)
+    for _ in range(2 * builds.ATTEMPTS):
+        flow.fetched(db)
+        without_engine.build(waiting_build(db).id or 0)
+        (job,) = flow.jobs(db, "build")
+        assert job.later == pytest.approx(builds.RETRY_S, abs=3)
+    waiting = waiting_build(db)
+    assert (waiting.state, waiting.attempts) == (BuildState.WAITING, 0)
+    assert waiting.reason.startswith("no Docker engine answers at unix:///nowhere/docker.sock")
+
+
+def test_trials_wait_for_an_engine_and_the_run_says_so_until_they_are_taken(
+    db: Database, made: Made, without_engine: WorkerProcess
+) -> None:
+    run = built(db, made)
+    for _ in range(2 * advance.SETBACKS):
+        flow.fetched(db)
+        without_engine.trials(run)
+        (job,) = flow.jobs(db, "trials")
+        assert job.later == pytest.approx(advance.PAUSE_S, abs=3)
+    waits = flow.row(db, run)
+    assert (waits.state, waits.setbacks) == (RunState.RUNNING, 0)
+    assert waits.reason.startswith("no Docker engine answers at unix:///nowhere/docker.sock")
+    flow.taken(db, run, flow.worker(db))
+    assert flow.row(db, run).reason == ""
+
+
+def test_who_has_no_engine_says_nothing_of_a_run_that_others_go_on_with(
+    db: Database, made: Made, without_engine: WorkerProcess
+) -> None:
+    run = built(db, made)
+    flow.taken(db, run, flow.worker(db))
+    without_engine.trials(run)
+    assert flow.row(db, run).reason == ""
