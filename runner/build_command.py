@@ -122,7 +122,11 @@ class BuildCommands:
         return path
 
     def _carry_out(self, line: list[str], on_text: Callable[[str], None]) -> tuple[str, int]:
-        command = self._workshop.start(line)
+        try:
+            command = self._workshop.start(line)
+        except InfrastructureError:
+            self._raise_if_over()
+            raise
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         kept: list[str] = []
         while True:

@@ -11,6 +11,7 @@ import pytest
 from runner.build_command import BuildCommands, CompilerCache, Workspace, first_error_line
 from runner.errors import BuildError, InfrastructureError
 from runner.sandbox.process_build import ProcessBuilds
+from tests.conftest import Eventually
 
 Commands = Callable[..., BuildCommands]
 
@@ -41,17 +42,23 @@ def test_what_is_no_utf8_is_kept_as_far_as_it_is(commands: Commands, tmp_path: P
     assert (tmp_path / "log").read_text(encoding="utf-8").endswith("a\N{REPLACEMENT CHARACTER}ä")
 
 
-def test_a_build_that_takes_too_long_is_ended_with_all_its_processes(
-    commands: Commands, tmp_path: Path
+@pytest.mark.parametrize("time_s", [0.0, 0.3])
+def test_a_build_that_takes_too_long_is_ended(commands: Commands, time_s: float) -> None:
+    late = commands(time_s=time_s)
+    says = rf"was not done after {time_s:g} s, which is its limit"
+    with late, pytest.raises(InfrastructureError, match=says):
+        late.run(["sleep", "1000"], "sleeping")
+
+
+def test_a_build_is_ended_with_all_its_processes(
+    commands: Commands, tmp_path: Path, eventually: Eventually
 ) -> None:
-    build = commands(time_s=0.5)
-    with (
-        build,
-        pytest.raises(InfrastructureError, match=r"was not done after 0\.5 s, which is its limit"),
-    ):
-        build.run(["sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/child; wait"], "sleeping")
-    child = (tmp_path / "child").read_text().strip()
-    assert not Path(f"/proc/{child}").exists() or _is_zombie(child)
+    build = commands(output_bytes=100)
+    child, enough = tmp_path / "child", "head -c 1000 /dev/zero"
+    with build, pytest.raises(InfrastructureError, match="printed more than"):
+        build.run(["sh", "-c", f"sleep 1000 & echo $! > {child}; {enough}; wait"], "sleeping")
+    pid = child.read_text().strip()
+    eventually(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), "the child ends")
 
 
 def _is_zombie(pid: str) -> bool:
