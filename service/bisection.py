@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -27,6 +28,7 @@ from runner.matrix import Cell, Matrix
 from runner.outcome import FAILURES, Outcome
 from runner.result import Commit
 from service import rows, submit
+from service.database import clock
 from service.events import publish
 from service.queue import CONTROL, build_queue, git_queue, wake
 from service.reading import doubted
@@ -53,6 +55,10 @@ from service.tables import Commit as CommitRow
 from service.tables.columns import now
 
 OPEN = (BisectionState.QUEUED, BisectionState.RUNNING)
+LOOKS = 8
+"""Attempts to have git tell one thing: with the pauses between them a third of an hour."""
+PAUSE_S = 10
+"""After the first attempt that the host could not carry out; twice as long after each further."""
 
 
 @dataclass(frozen=True)
@@ -113,13 +119,20 @@ def _wake(session: Session, row: Bisection, what: str = "range", place: int = 0)
     """Wake a worker with git: for the range, for a merge's inside, or for a revert."""
     wake(
         session, "bisect", git_queue(row.subject), lock=f"bisect:{row.id}",
-        priority=PRIORITIES[Origin.BISECTION], bisection=str(row.id), what=what, place=place,
+        priority=PRIORITIES[Origin.BISECTION], at=row.again_at,
+        bisection=str(row.id), what=what, place=place,
     )  # fmt: skip
 
 
 def locked(session: Session, bisection: UUID) -> Bisection | None:
     """The row as it is now, for this transaction alone; None where it is not there."""
     return session.get(Bisection, bisection, populate_existing=True, with_for_update=True)
+
+
+def is_open(session: Session, bisection: UUID) -> bool:
+    """Whether it has not ended yet."""
+    found = select(Bisection.id).where(Bisection.id == bisection, col(Bisection.state).in_(OPEN))
+    return session.exec(found).first() is not None
 
 
 def cancel(session: Session, bisection: UUID, reason: str) -> bool:
@@ -170,6 +183,39 @@ def asked(session: Session, bisection: UUID, what: str) -> dict[str, Any] | None
     return None
 
 
+def refused(session: Session, bisection: UUID, what: str, reason: str) -> None:
+    """What was asked of git is not to be had: without a range it ends, else it goes on without."""
+    if what == "range":
+        fail(session, bisection, reason)
+        return
+    event = Entered(None, reason) if what == "enter" else Reverted(reason=reason)
+    _happened(session, bisection, event)
+
+
+def held_up(session: Session, bisection: UUID, what: str, reason: str) -> None:
+    """A host could not find out what was asked of git: somebody does later, LOOKS times at most."""
+    if asked(session, bisection, what) is None:
+        return
+    row = session.get_one(Bisection, bisection)
+    row.setbacks += 1
+    if row.setbacks >= LOOKS:
+        given_up = f"given up: git told nothing in {LOOKS} attempts: " if what == "range" else ""
+        session.flush()
+        refused(session, bisection, what, f"{given_up}{reason}")
+        return
+    pause = timedelta(seconds=PAUSE_S * 2 ** (row.setbacks - 1))
+    row.reason, row.again_at = reason, clock(session) + pause
+    session.add(row)
+    session.flush()
+    publish(session, "bisection", bisection=row.id, state=row.state)
+    advance(session, bisection)
+
+
+def _got_on(row: Bisection) -> None:
+    """Git told what was asked: what held it up is over."""
+    row.setbacks, row.reason, row.again_at = 0, "", None
+
+
 def _own_heads(session: Session, row: Bisection) -> list[str]:
     """Ends that are heads of pull requests of the repository's own branches."""
     found = select(Pull.head_sha).where(
@@ -185,6 +231,7 @@ def ranged(session: Session, bisection: UUID, answer: Mapping[str, Any]) -> None
     if row is None or row.state != BisectionState.QUEUED:
         return
     row.searched, row.state, row.started_at = searched, BisectionState.RUNNING, now()
+    _got_on(row)
     session.add(row)
     session.flush()
     for number, event in enumerate(_known(session, row, Range.from_data(searched))):
@@ -250,6 +297,7 @@ def _happened(session: Session, bisection: UUID, event: Event) -> None:
     expected = decision(session, row)
     asked = expected.enter is not None if isinstance(event, Entered) else expected.revert
     if asked:  # else a job that ran twice tells it again
+        _got_on(row)
         session.add(_event_row(row, len(events(session, row)), event))
         session.flush()
     advance(session, bisection)

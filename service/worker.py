@@ -40,7 +40,7 @@ _LOG = logging.getLogger("racewatch.worker")
 OUTAGE_S = 900.0
 """How long a worker waits for a database that does not answer, before it drops what it holds."""
 LOOK_S = 1800.0
-"""How long git may take to find out a commit; the first look fetches the whole repository."""
+"""How long git may take to find something out; the first look fetches the whole repository."""
 LAST_WORD_S = 10.0
 """How long it waits where it only wants to say that it ends."""
 _T = TypeVar("_T")
@@ -291,14 +291,7 @@ class WorkerProcess:
             "branches": self._patiently(lambda s: watched_branches(s, tracked)),
             "controls": bool(run.matrix.get("controls")),
         }
-        end = time.monotonic() + LOOK_S
-        goes_on = self._still(lambda s: time.monotonic() < end and claims.alive(s, claim))
-        try:
-            (answer,) = jobprocess.answers(request, goes_on, self.settings.heartbeat_s)
-        except JobStopped:
-            if time.monotonic() < end:
-                raise
-            raise InfrastructureError(f"git gave no answer in {LOOK_S:g} s") from None
+        answer = self._look(request, lambda s: claims.alive(s, claim))
 
         def store(session: Session) -> None:
             for name, history in answer["branches"].items():
@@ -306,6 +299,21 @@ class WorkerProcess:
             advance.prepared(session, run.id, claim, answer)
 
         self._patiently(store)
+
+    def _look(self, request: dict[str, Any], held: Callable[[Session], bool]) -> dict[str, Any]:
+        """What a job finds out in git. held: asks whether that is still wanted.
+
+        Raises what `jobprocess.answers` does, and InfrastructureError where it takes too long.
+        """
+        end = time.monotonic() + LOOK_S
+        goes_on = self._still(lambda s: time.monotonic() < end and held(s))
+        try:
+            (answer,) = jobprocess.answers(request, goes_on, self.settings.heartbeat_s)
+        except JobStopped:
+            if time.monotonic() < end:
+                raise
+            raise InfrastructureError(f"git gave no answer in {LOOK_S:g} s") from None
+        return answer
 
     def bisect(self, identity: UUID, what: str, place: int) -> None:
         """Find out in git what a bisection asks for."""
@@ -323,15 +331,17 @@ class WorkerProcess:
             return
         try:
             self._now("git", f"reading the history of {row.good}..{row.bad}")
-            (answer,) = jobprocess.answers(
-                request | asked, lambda: not self.stopping.is_set(), self.settings.heartbeat_s
-            )
+            answer = self._look(request | asked, lambda s: bisection.is_open(s, identity))
         except JobStopped:
             self._patiently(lambda session: bisection.advance(session, identity))
             return
         except InputError as error:
             reason = str(error)
-            self._patiently(lambda session: bisection.fail(session, identity, reason))
+            self._patiently(lambda session: bisection.refused(session, identity, what, reason))
+            return
+        except Exception as error:
+            reason = str(error) if isinstance(error, RacewatchError) else _unforeseen(error)
+            self._patiently(lambda session: bisection.held_up(session, identity, what, reason))
             return
         finally:
             self._now("git", "")

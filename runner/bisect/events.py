@@ -53,9 +53,11 @@ class Observation:
 
 @dataclass(frozen=True)
 class Entered:
-    """The search went on into a merge; `range` is None where its branch has no build of its own."""
+    """The search went on into a merge; `range` is None where its branch has no build of its own,
+    or where `reason` says why that cannot be told."""
 
     range: Range | None
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,9 @@ def to_data(event: Event) -> dict[str, Any]:
         case Observation():
             return {"event": "observation", **asdict(event)}
         case Entered(range=inner):
-            return {"event": "entered", "range": inner.to_data() if inner else None}
+            whole = inner.to_data() if inner else None
+            data: dict[str, Any] = {"event": "entered", "range": whole}
+            return data | ({"reason": event.reason} if event.reason else {})
         case Reverted():
             return {"event": "reverted", **asdict(event)}
 
@@ -90,7 +94,8 @@ def from_data(data: dict[str, Any]) -> Event:
             case "observation":
                 return Observation(**{**fields, "seen": Seen(fields["seen"])})
             case "entered":
-                return Entered(Range.from_data(fields["range"]) if fields["range"] else None)
+                inner = Range.from_data(fields["range"]) if fields["range"] else None
+                return Entered(inner, fields.get("reason", ""))
             case "reverted":
                 commit = fields["commit"]
                 return Reverted(**{**fields, "commit": Commit(**commit) if commit else None})

@@ -207,7 +207,8 @@ def told(event: Event, state: Bisection) -> str:
             what = did if event.n else f"{event.seen}: {event.reason}"
             return f"{name}: {built}{what}"
         case Entered(range=inner):
-            return f"inside the merge: {inner.text}" if inner else "the merge's own builds are one"
+            why = event.reason or "the merge's own builds are one"
+            return f"inside the merge: {inner.text}" if inner else why
         case Reverted():
             return f"reverted: {event.commit.sha[:12]}" if event.commit else event.reason
     raise AssertionError(event)

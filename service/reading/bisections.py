@@ -484,7 +484,8 @@ def _observation(
                 reason=event.reason,
             )
         case Entered(range=inner):
-            text = inner.text if inner else "its branch has no build of its own"
+            why = event.reason or "its branch has no build of its own"
+            text = inner.text if inner else why
             return replace(nothing, commit=inner.bad if inner else None, reason=text)
         case Reverted():
             return replace(nothing, commit=event.commit, key=event.key, reason=event.reason)

@@ -32,7 +32,8 @@ class Bisection(SQLModel, table=True):
     trial, a `runner.bisect.settings.Observe`. cause_id: of the run whose regression started it by
     itself, None for one that somebody asked for. searched: the range as
     `runner.bisect.range.Range` writes it, None until it is known. verdict: as
-    `runner.bisect.verdict.Verdict`, None until then.
+    `runner.bisect.verdict.Verdict`, None until then. setbacks: attempts in a row to have git tell
+    something that no host could carry out. again_at: the next one is not before then.
     """
 
     __tablename__ = "bisections"
@@ -61,6 +62,8 @@ class Bisection(SQLModel, table=True):
         default=None, sa_column=Column(JSONB(none_as_null=True))
     )
     verdict: dict[str, Any] | None = Field(default=None, sa_column=Column(JSONB(none_as_null=True)))
+    setbacks: int = 0
+    again_at: datetime | None = moment()
     created_at: datetime = moment(default_now=True)
     started_at: datetime | None = moment()
     finished_at: datetime | None = moment()

@@ -17,8 +17,19 @@ from runner.result import Commit
 from service import bisection
 from service.bisection import BisectionRequest
 from service.database import Database
-from service.tables import Bisection, Claim, Measurement, Origin, Run, RunCell, RunState, Trial
+from service.tables import (
+    Bisection,
+    BisectionState,
+    Claim,
+    Measurement,
+    Origin,
+    Run,
+    RunCell,
+    RunState,
+    Trial,
+)
 from service.tables.columns import now
+from tests.service.reading.bisected import Bisections, Truth, path
 from tests.service.stories import BASE, CLEAN, HEAD, MATRIX, RACY, STOCK, run_of
 
 GOOD, BAD = Commit(BASE, "main", "Good"), Commit(HEAD, "main", "Bad")
@@ -122,3 +133,61 @@ def _end(session: Session, run: Run, foreign: tuple[int | None, ...]) -> None:
     run.state, run.finished_at = RunState.COMPLETE, now()
     session.add(run)
     session.flush()
+
+
+def verified(session: Session) -> tuple[Bisections, UUID]:
+    """One whose culprit was checked, and is to be reverted on the head."""
+    them = Bisections(session)
+    searched = path("te", 6)
+    identity = them.order("te", "sm90", "v2.7", "v2.9")
+    them.ranged(identity, searched)
+    truth = Truth.of(searched, 3, 0.0, 0.5)
+    row = session.get_one(Bisection, identity)
+    while bisection.decision(session, row).revert is None:
+        them.go(identity, truth, most=1)
+    return them, identity
+
+
+def test_a_range_that_no_host_can_read_ends_with_the_reason(db: Database) -> None:
+    with db.session() as session:
+        identity = Bisections(session).order("te", "sm90", "v2.7", "v2.9")
+        for _ in range(bisection.LOOKS):
+            assert session.get_one(Bisection, identity).state == BisectionState.QUEUED
+            bisection.held_up(session, identity, "range", "the repository cannot be fetched: gone")
+        row = session.get_one(Bisection, identity)
+    assert row.state == BisectionState.FAILED
+    assert row.reason == (
+        f"given up: git told nothing in {bisection.LOOKS} attempts: the repository cannot be "
+        "fetched: gone"
+    )
+
+
+def test_a_culprit_stands_though_no_host_can_revert_it(db: Database) -> None:
+    with db.session() as session:
+        _, identity = verified(session)
+        for _ in range(bisection.LOOKS):
+            bisection.held_up(session, identity, "revert", "git version 2.34 cannot merge")
+        row = session.get_one(Bisection, identity)
+    assert (row.state, row.reason) == (BisectionState.DONE, "")
+    assert row.verdict is not None
+    assert row.verdict["kind"] == "culprit"
+    assert "not reverted on the head: git version 2.34 cannot merge" in row.verdict["text"]
+
+
+def test_a_culprit_stands_though_its_commit_is_gone_meanwhile(db: Database) -> None:
+    with db.session() as session:
+        _, identity = verified(session)
+        bisection.refused(session, identity, "revert", "ref 'v2.9' names nothing")
+        row = session.get_one(Bisection, identity)
+    assert row.verdict is not None
+    assert "not reverted on the head: ref 'v2.9' names nothing" in row.verdict["text"]
+
+
+def test_what_git_tells_in_the_end_ends_the_setbacks(db: Database) -> None:
+    with db.session() as session:
+        them = Bisections(session)
+        identity = them.order("te", "sm90", "v2.7", "v2.9")
+        bisection.held_up(session, identity, "range", "the repository cannot be fetched: gone")
+        them.ranged(identity, path("te", 6))
+        row = session.get_one(Bisection, identity)
+    assert (row.state, row.setbacks, row.reason) == (BisectionState.RUNNING, 0, "")

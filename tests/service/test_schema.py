@@ -170,7 +170,7 @@ def test_a_lock_that_is_held_for_too_long_is_named(
 
 
 def test_require_tells_an_empty_database_how_to_become_one(database: str) -> None:
-    with pytest.raises(InputError, match=r"is empty, .* needs 0004: run `racewatch db upgrade`"):
+    with pytest.raises(InputError, match=r"is empty, .* needs 0005: run `racewatch db upgrade`"):
         schema.require(database)
 
 
@@ -188,7 +188,7 @@ def test_a_database_of_a_newer_racewatch_is_refused(db: Database) -> None:
 
 
 def test_an_unknown_revision_is_refused_with_the_ones_there_are(db: Database) -> None:
-    with pytest.raises(InputError, match=r"'nope'.*base, 0001, 0002, 0003, 0004, head"):
+    with pytest.raises(InputError, match=r"'nope'.*base, 0001, 0002, 0003, 0004, 0005, head"):
         schema.downgrade(db.url, "nope")
 
 

@@ -16,12 +16,14 @@ from sqlmodel import col, select
 from runner import matrix as matrices
 from runner.errors import InputError, RacewatchError
 from runner.run import PreparedBuild
-from service import advance, builds, jobprocess
+from service import advance, bisection, builds, jobprocess
 from service import worker as working
 from service.database import Database
 from service.settings import ServiceSettings
 from service.submit import RunRequest, cancel, submit
 from service.tables import (
+    Bisection,
+    BisectionState,
     BuildState,
     Claim,
     ClaimState,
@@ -276,6 +278,67 @@ def test_git_that_never_answers_is_not_waited_for(
     stored = flow.row(db, run)
     assert (stored.state, stored.setbacks) == (RunState.QUEUED, 1)
     assert stored.reason == "git gave no answer in 1 s"
+
+
+def bisected(db: Database) -> UUID:
+    """A bisection between two refs of the demo, whose job is taken."""
+    matrix = matrices.from_data({"name": "m", "cells": [CELL]})
+    with db.session() as session:
+        request = bisection.BisectionRequest("demo", "race", "fix", matrix, "alone", "emulated")
+        identity = bisection.order(session, request).id
+    flow.fetched(db)
+    return identity
+
+
+def test_a_bisection_waits_for_a_repository_that_is_away_and_says_so(
+    db: Database, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = start()
+    identity = bisected(db)
+    monkeypatch.setenv("RACEWATCH_HOME", "/proc/no/home")
+    worker.bisect(identity, "range", 0)
+    with db.session() as session:
+        bisection.advance(session, identity)  # as the sweep does
+        stored = session.get_one(Bisection, identity)
+    assert (stored.state, stored.setbacks) == (BisectionState.QUEUED, 1)
+    assert "/proc/no" in stored.reason
+    assert [job.later > 0 for job in flow.jobs(db, "bisect")] == [True]
+
+
+def test_a_bisection_does_not_wait_for_git_that_never_answers(
+    db: Database, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(working, "LOOK_S", 1.0)
+    monkeypatch.setenv("RACEWATCH_HOME", str(tmp_path))
+    monkeypatch.setenv("GIT_SSH_COMMAND", "sleep 600;")
+    worker = start()
+    worker.settings.subject("demo").repository = "ssh://nobody.invalid/demo.git"
+    identity = bisected(db)
+    worker.bisect(identity, "range", 0)
+    with db.session() as session:
+        stored = session.get_one(Bisection, identity)
+    assert (stored.setbacks, stored.reason) == (1, "git gave no answer in 1 s")
+
+
+def test_a_cancelled_bisections_look_at_git_ends_soon(
+    db: Database,
+    start: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Eventually,
+) -> None:
+    monkeypatch.setenv("RACEWATCH_HOME", str(tmp_path))
+    monkeypatch.setenv("GIT_SSH_COMMAND", "sleep 600;")
+    worker = start()
+    worker.settings.subject("demo").repository = "ssh://nobody.invalid/demo.git"
+    identity = bisected(db)
+    look = threading.Thread(target=worker.bisect, args=(identity, "range", 0))
+    look.start()
+    eventually(lambda: row(db, worker).doing.startswith("reading"), "it looks")
+    with db.session() as session:
+        bisection.cancel(session, identity, "cancelled")
+    look.join(30)
+    assert not look.is_alive()
 
 
 def test_what_nobody_foresaw_is_a_reason_too(
