@@ -130,6 +130,7 @@ def git_build(
 
     A pull request that is not there or that conflicts makes the variant unsupported.
     """
+    repository.fetch_commit(commit)
     try:
         commit = repository.merge(commit, *build_id.pulls)
     except (RefError, VariantError) as error:

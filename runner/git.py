@@ -108,6 +108,17 @@ class Repository:
             raise RefError(f"pull request {pull[1]}: {self.source} has no {name}")
         raise RefError(f"ref {ref!r} names nothing in {self.source}: {self._advice(ref)}")
 
+    def fetch_commit(self, commit: Commit) -> None:
+        """Have a commit here that another host found out. Raises InfrastructureError."""
+        for wanted in (None, commit.sha) if self.mirror else ():
+            if self._find(commit.sha) is not None:
+                return
+            self._fetch(wanted)  # of its branch or tag; a pull request's head is on neither
+        if self._find(commit.sha) is None:
+            raise InfrastructureError(
+                f"commit {commit.sha[:12]} is not in {self.source}: was it removed there since?"
+            )
+
     def merge(self, base: Commit, *pulls: int) -> Commit:
         """The heads of `pulls` merged onto `base` in turn, as a commit whose hash is reproducible.
 
@@ -380,8 +391,8 @@ class Repository:
         return f"give a branch, a tag, a hash or pull/N{hint}"
 
     def _fetch(self, extra: str | None) -> None:
-        """Bring the mirror up to date; with `extra`, only that one ref."""
-        refspecs = [f"+{extra}:{extra}"] if extra else []
+        """Bring the mirror up to date; with `extra`, only that one ref or hash."""
+        refspecs = [extra if _FULL_SHA.fullmatch(extra) else f"+{extra}:{extra}"] if extra else []
         with FileLock(f"{self.git_dir}.lock"):
             fetched = _run(["git", f"--git-dir={self.git_dir}", "fetch", "--quiet", "origin",
                             *refspecs])  # fmt: skip

@@ -174,6 +174,26 @@ def test_a_build_answers_with_its_key(environment: dict[str, str]) -> None:
     assert found["build"]["outcome"] is None
 
 
+@pytest.mark.parametrize("ref", ["refs/heads/later", "refs/pull/9/head"])
+def test_a_commit_that_another_host_found_out_is_fetched(
+    environment: dict[str, str], tmp_path: Path, ref: str
+) -> None:
+    folder = tmp_path / "repository"
+    demo_repo.create(folder)
+    mirrored = {"repository": f"file://localhost{folder}"}
+    (known,) = answers(environment, do="resolve", ref="race", **mirrored)
+    (before,) = answers(environment, do="build", commit=known["commit"], build="stock", **mirrored)
+    later = subprocess.run(
+        ["git", "-C", folder, "-c", "user.name=A", "-c", "user.email=a@b", "commit-tree",
+         "race^{tree}", "-p", "race", "-m", "Later"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    subprocess.run(["git", "-C", folder, "update-ref", ref, later], check=True)
+    commit = {**known["commit"], "sha": later, "ref": later}
+    (found,) = answers(environment, do="build", commit=commit, build="stock", **mirrored)
+    assert found["build"]["key"] == before["build"]["key"]
+
+
 def test_a_commit_that_does_not_build_is_an_answer(environment: dict[str, str]) -> None:
     commit = resolved(environment, "broken")["commit"]
     (found,) = answers(environment, do="build", commit=commit, build="stock")
