@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import importlib.metadata
 import importlib.util
 import logging
@@ -16,6 +17,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +44,10 @@ _SSL_REQUEST = struct.pack("!II", 8, 80877103)
 kernel makes it for a server that was just killed, until the process is gone."""
 _SOCKET_PATH_BYTES = 107  # sun_path, unix(7)
 _HERE = "/proc/self/cwd"
+_ALIVE = "alive"
+"""A file beside a database that is being made, locked by every process that makes it: initdb and
+what that starts go on for a while after the process that started them was killed."""
+_MAKERS_S = 30.0
 _ACCOUNT_ID = 61121  # of the range that systemd's UIDS-GIDS.md calls unused, below 65536
 
 
@@ -101,7 +107,8 @@ class Cluster:
         with self.speaking("it cannot be prepared"):
             self.folder.mkdir(parents=True, exist_ok=True)
             for left in self.folder.glob(f"{self.data.name}.init-*"):
-                shutil.rmtree(left, ignore_errors=True)  # its maker may be dying just now
+                _await_makers(left)
+                shutil.rmtree(left, ignore_errors=True)
             if not self.data.exists():
                 self._refuse_other_majors()
                 self._create()
@@ -288,17 +295,22 @@ class Cluster:
             programs, seen = self.programs(), self._as_seen(made, maker)
             initdb = [str(programs / "initdb"), "-D", seen, "-U", USER, "-E", "UTF8"]
             initdb += ["--locale=C", "--auth-local=trust", "--auth-host=reject"]
-            self._run([*initdb, "--no-instructions"], made, maker)
             single = [str(programs / "postgres"), "--single", "-D", seen]
             single += ["-c", "exit_on_error=true", "postgres"]
-            self._run(single, made, maker, f"CREATE DATABASE {DATABASE}\n")
+            with (scratch / _ALIVE).open("w") as alive:
+                fcntl.flock(alive, fcntl.LOCK_EX)
+                self._run([*initdb, "--no-instructions"], made, maker, alive.fileno())
+                create = f"CREATE DATABASE {DATABASE}\n"
+                self._run(single, made, maker, alive.fileno(), create)
             _give(made, account)
             made.rename(self.data)
             _sync(self.folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _run(self, program: list[str], folder: Path, account: Account, text: str = "") -> None:
+    def _run(
+        self, program: list[str], folder: Path, account: Account, alive: int, text: str = ""
+    ) -> None:
         done = subprocess.run(
             command(program, account.uid, account.gid, signal.SIGTERM),
             cwd=folder,
@@ -309,6 +321,7 @@ class Cluster:
             text=True,
             errors="replace",
             start_new_session=True,
+            pass_fds=(alive,),
         )
         if done.returncode != 0:
             name = Path(program[0]).name
@@ -461,6 +474,25 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _await_makers(scratch: Path) -> None:
+    """Return when no process is left that makes a database in `scratch`: it would add files to a
+    folder that is being removed."""
+    try:
+        alive = (scratch / _ALIVE).open()
+    except FileNotFoundError:
+        return  # they were not started yet, or are done
+    deadline = time.monotonic() + _MAKERS_S
+    with alive:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(alive, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.02)
+            else:
+                return
+    _LOG.warning("%s is still being written to, by whom its maker left behind", scratch)
 
 
 def _holds_socket(folder: Path) -> bool:
