@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -112,7 +113,7 @@ def _conversation(
         try:
             line = lines.get(timeout=min(every_s, 0.5))
         except queue.Empty:
-            if not ended:
+            if not ended or _unread(process):
                 continue
             line = b""  # something that it started still holds its output open
         if not line:
@@ -131,6 +132,17 @@ def _conversation(
         raise JobStopped("stopped before it was done")
     if status or not answered:
         raise InfrastructureError(f"{what} ended {_how(status)}")
+
+
+def _unread(process: subprocess.Popen[bytes]) -> bool:
+    """Whether some of its output, or the end of it, waits for the thread that reads it."""
+    assert process.stdout is not None
+    poll = select.poll()
+    try:
+        poll.register(process.stdout, select.POLLIN)
+    except ValueError:  # closed, so the end was read and is about to be in the queue
+        return True
+    return bool(poll.poll(0))
 
 
 def _answer(line: bytes) -> dict[str, Any] | None:

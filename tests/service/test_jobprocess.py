@@ -142,9 +142,12 @@ def test_what_a_job_says_after_it_was_told_to_end_is_passed_on() -> None:
         next(job)
 
 
-def test_a_job_that_does_not_end_when_told_is_killed(soon: None, eventually: Eventually) -> None:
-    job = answers(REQUEST, lambda: False, 0.05, program("say(pid=os.getpid())\ntime.sleep(600)"))
+def test_a_job_that_does_not_end_when_told_is_killed(soon: None) -> None:
+    begun = threading.Event()
+    code = "say(pid=os.getpid())\ntime.sleep(600)"
+    job = answers(REQUEST, lambda: not begun.is_set(), 0.05, program(code))
     pid = next(job)["pid"]
+    begun.set()
     with pytest.raises(JobStopped, match="killed, for it did not end when it was told to"):
         next(job)
     assert not lives(pid)
