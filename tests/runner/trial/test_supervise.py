@@ -250,7 +250,9 @@ def test_a_parent_that_does_not_answer_is_killed_and_its_trial_still_a_hang(
     supervisor = supervise_on(sandbox, deadlines=Deadlines(progress=0.7, kill=0.3))
     hanging = assign(1, background=True, **HANG)
     finished = []
-    for one in supervisor.run(deque([assign(0), hanging, assign(2)])):
+    # Only the one that hangs is on such short terms.
+    first, last = assign(0, silent=60), assign(2, silent=60)
+    for one in supervisor.run(deque([first, hanging, last])):
         finished.append(one)
         if one.assignment.spec.index == 0:
             eventually(Path(hanging.spec.log).exists, "the trial is in flight")
@@ -283,7 +285,9 @@ def test_a_device_whose_parent_is_lost_is_taken_out_where_another_remains(
         assert one.assignment.spec.index not in finished
         finished[one.assignment.spec.index] = one
         if len(finished) == 1:
-            # The other device is released only now, so it cannot have been idle by chance.
+            # The other device is released only now, so it cannot have been idle by chance, and
+            # the first is taken out by then, so it cannot be the last that remains.
+            eventually(lambda: supervisor.notes, "the device is taken out")
             os.kill(sandbox.pids("1")[0], signal.SIGKILL)
     killer.join()
     assert sorted(finished) == list(range(8))
