@@ -90,17 +90,19 @@ def test_a_child_that_ends_at_once_is_started_again_less_and_less_often(
     assert pauses == ["0 s", "0.01 s", "0.02 s", "0.02 s"]
 
 
-def test_a_child_that_does_not_end_is_killed(eventually: Eventually) -> None:
+def test_a_child_that_does_not_end_is_killed(tmp_path: Path, eventually: Eventually) -> None:
+    deaf = tmp_path / "deaf"
     one = child(
-        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "print(flush=True)\ntime.sleep(600)"
+        "import pathlib, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"pathlib.Path({str(deaf)!r}).touch()\ntime.sleep(600)"
     )
     one.look()
-    process = psutil.Process(pid_of(one))
-    eventually(lambda: process.cmdline()[1:2] != ["-I"], "it has begun")
+    process = one.process
+    assert process is not None
+    eventually(deaf.exists, "it no longer hears SIGTERM")
     one.ask_to_end()
     one.wait(0.2)
-    assert not process.is_running()
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_children_die_with_who_started_them(tmp_path: Path, eventually: Eventually) -> None:
