@@ -67,7 +67,10 @@ def test_a_killed_workers_trials_and_compilers_die_with_it(
 
 
 def _lives(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_a_worker_told_to_end_finishes_its_batch_and_takes_no_other(
