@@ -22,6 +22,7 @@ from service.builds import BuildJob
 from service.claims import Batch, Recorder
 from service.database import Database
 from service.queue import build_queue, environment_queue, git_queue, trial_queue
+from service.settings import ServiceSettings
 from service.submit import RunRequest, submit
 from service.tables import (
     BuildState,
@@ -323,6 +324,14 @@ def silent(db: Database, table: str, since: timedelta = timedelta(hours=1)) -> N
             text(f"UPDATE {table} SET heartbeat_at = clock_timestamp() - CAST(:since AS interval)"),
             {"since": since},
         )
+
+
+def patient(db: Database) -> ServiceSettings:
+    """Settings by which none is lost that was heard since the server began, or for half an hour."""
+    with db.session() as session:
+        age = text("SELECT extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())")
+        seconds = float(session.connection().execute(age).scalar_one())
+    return ServiceSettings(worker_lost_s=min(seconds, 1800.0), database_url="")
 
 
 def moment(db: Database) -> datetime:

@@ -94,7 +94,7 @@ def test_a_run_whose_commit_was_being_found_out_is_taken_up_by_others(db: Databa
     flow.fetched(db)
     with db.session() as session:
         claims.hold(session, run, None)
-    sweep(db, SETTINGS)
+    sweep(db, flow.patient(db))
     assert flow.jobs(db) == []
     flow.silent(db, "claims")
     sweep(db, SETTINGS)

@@ -15,6 +15,7 @@ import procrastinate
 import pytest
 from procrastinate.exceptions import AlreadyEnqueued
 from procrastinate.worker import Worker as QueueWorker
+from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlmodel import Session, select
 
@@ -102,8 +103,10 @@ def test_ours_is_heard_while_it_drains(db: Database, eventually: Eventually) -> 
         later = "SELECT max(last_heartbeat) > :since + interval '1.2 s' FROM procrastinate_workers"
         eventually(lambda: execute(db, later, since=draining), "heartbeats go on")
         assert consumer.runs
-        with db.session() as session:
-            assert end_orphaned_jobs(session, 1.0) == 0
+        with db.session() as session:  # now() stands still in it: who was heard since is not gone
+            asked = text("SELECT extract(epoch FROM now() - :since)")
+            lasts = session.connection().execute(asked, {"since": draining}).scalar_one()
+            assert end_orphaned_jobs(session, float(lasts)) == 0
 
 
 def test_what_a_worker_holds_while_it_drains_is_watched_by_our_own_heartbeat(
@@ -116,7 +119,7 @@ def test_what_a_worker_holds_while_it_drains_is_watched_by_our_own_heartbeat(
     flow.silent(db, "claims")
     with db.session() as session:
         assert flow.claims.alive(session, kept)
-    sweep(db, SETTINGS)
+    sweep(db, flow.patient(db))
     with db.session() as session:
         states = {c.id: c.state for c in session.exec(select(flow.Claim)).all()}
     assert (states[kept], states[lost]) == (ClaimState.LIVE, ClaimState.LOST)
@@ -228,7 +231,7 @@ def test_trials_that_kill_their_worker_each_time_end_their_run(db: Database) -> 
         flow.taken(db, run, who)
         flow.fetched(db)
         flow.silent(db, "claims")
-        flow.silent(db, "workers", timedelta(0))
+        flow.silent(db, "workers", timedelta(hours=-1))
         sweep(db, SETTINGS)
     ended = flow.row(db, run)
     assert (ended.state, ended.reason) == (
@@ -280,6 +283,13 @@ def test_all_our_tasks_may_be_tried_again_and_none_is_aborted(
 
 FAILING = "ALTER FUNCTION procrastinate_update_heartbeat_v1(bigint) RENAME TO gone"
 WORKING = "ALTER FUNCTION gone(bigint) RENAME TO procrastinate_update_heartbeat_v1"
+TOLD_WHEN_FAILING = (
+    "CREATE SEQUENCE failed",  # which, unlike a table, keeps what a failed transaction did to it
+    FAILING,
+    "CREATE FUNCTION procrastinate_update_heartbeat_v1(bigint) RETURNS void LANGUAGE plpgsql AS "
+    "$$BEGIN PERFORM nextval('failed'); RAISE 'for the test'; END$$",
+)
+NO_LONGER_TOLD = "DROP FUNCTION procrastinate_update_heartbeat_v1(bigint)"
 
 
 def test_one_heartbeat_that_fails_is_a_workers_last(db: Database, eventually: Eventually) -> None:
@@ -291,8 +301,12 @@ def test_one_heartbeat_that_fails_is_a_workers_last(db: Database, eventually: Ev
         await asyncio.to_thread(
             eventually, lambda: (execute(db, HEARTBEATS) or 0) > 0, "a heartbeat is heard"
         )
-        execute(db, FAILING)
-        await asyncio.to_thread(eventually, lambda: silent(db), "none is heard any more")
+        with db.session() as session:  # at one blow, so that no failure is missed
+            for statement in TOLD_WHEN_FAILING:
+                session.connection().execute(text(statement))
+        failed = "SELECT is_called FROM failed"
+        await asyncio.to_thread(eventually, lambda: execute(db, failed), "a heartbeat fails")
+        execute(db, NO_LONGER_TOLD)
         execute(db, WORKING)
         before = execute(db, HEARTBEATS)
         await asyncio.sleep(0.3)  # six heartbeats
