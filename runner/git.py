@@ -25,6 +25,7 @@ _PULL = re.compile(r"(?:refs/)?pull/([1-9][0-9]*)(?:/head)?")
 _UNSAFE = re.compile(r"^-|[\s\x00-\x1f\x7f:?*\[\\]")
 _LOG_FORMAT = "%H%x00%s%x00%an%x00%cI"
 _STEP = re.compile("\x01(?=[0-9a-f]{40}\0)")
+_REVERT = re.compile(r'Revert ".*" \(([0-9a-f]{12})\) on ([0-9a-f]{12})')
 _MERGE_TREE_VERSION = (2, 38)
 EXPORT_BYTES = 2**30
 """How large what is built of a commit may be: ten times TE with its submodules."""
@@ -109,15 +110,26 @@ class Repository:
         raise RefError(f"ref {ref!r} names nothing in {self.source}: {self._advice(ref)}")
 
     def fetch_commit(self, commit: Commit) -> None:
-        """Have a commit here that another host found out. Raises InfrastructureError."""
+        """Have a commit here that another host found out, or made as a revert. Raises RefError."""
         for wanted in (None, commit.sha) if self.mirror else ():
-            if self._find(commit.sha) is not None:
+            if self._find(commit.sha) is not None or self._reverted_again(commit):
                 return
             self._fetch(wanted)  # of its branch or tag; a pull request's head is on neither
         if self._find(commit.sha) is None:
-            raise InfrastructureError(
+            raise RefError(
                 f"commit {commit.sha[:12]} is not in {self.source}: was it removed there since?"
             )
+
+    def _reverted_again(self, commit: Commit) -> bool:
+        """Whether it is a revert that its title tells how to make, and that is here now."""
+        told = _REVERT.fullmatch(commit.title)
+        if told is None:
+            return False
+        try:
+            culprit, head = (self.resolve(sha) for sha in told.groups())
+            return self.revert(culprit, head).sha == commit.sha
+        except (RefError, VariantError):
+            return False
 
     def merge(self, base: Commit, *pulls: int) -> Commit:
         """The heads of `pulls` merged onto `base` in turn, as a commit whose hash is reproducible.
@@ -396,7 +408,8 @@ class Repository:
         with FileLock(f"{self.git_dir}.lock"):
             fetched = _run(["git", f"--git-dir={self.git_dir}", "fetch", "--quiet", "origin",
                             *refspecs])  # fmt: skip
-        missing = extra is not None and "couldn't find remote ref" in fetched.stderr
+        lacking = ("couldn't find remote ref", "not our ref")
+        missing = extra is not None and any(said in fetched.stderr for said in lacking)
         if fetched.returncode != 0 and not missing:
             raise InfrastructureError(f"{self.source} cannot be fetched: {_reason(fetched.stderr)}")
 

@@ -107,8 +107,12 @@ def _resolve(request: dict[str, Any], answer: Answer) -> None:
     """The commit of a ref or release, what it came from, and the branch that it was found on.
 
     A pull request's head may have moved on since it was asked for: then `sha` is what counts.
+    `title` is that of a commit that Racewatch itself may have made, on another host.
     """
     subject = _open(request)
+    if request.get("title"):
+        made = Commit(request["sha"], request["ref"], request["title"])
+        subject.lineage().fetch_commit(made)
     commit = _commit(subject, request)
     base = subject.base_of(commit)
     control, lacking = control_of(subject) if request.get("controls") else (None, "")

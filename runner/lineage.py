@@ -28,6 +28,10 @@ class Lineage(Protocol):
         """The commit that a branch, a tag or a hash names. Raises RefError."""
         ...
 
+    def fetch_commit(self, commit: Commit) -> None:
+        """Have a commit here that another host found out or made. Raises RefError."""
+        ...
+
     def is_on_branch(self, commit: Commit) -> bool:
         """Whether a branch or a tag of the repository has a commit."""
         ...
@@ -71,6 +75,10 @@ class GitLineage:
     def resolve(self, ref: str) -> Commit:
         """See Lineage."""
         return self.repository.resolve(ref)
+
+    def fetch_commit(self, commit: Commit) -> None:
+        """See Lineage."""
+        self.repository.fetch_commit(commit)
 
     def is_on_branch(self, commit: Commit) -> bool:
         """See Lineage."""

@@ -194,6 +194,37 @@ def test_a_commit_that_another_host_found_out_is_fetched(
     assert found["build"]["key"] == before["build"]["key"]
 
 
+def test_a_revert_that_another_host_made_is_made_again(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "repository"
+    demo_repo.create(folder)
+    mirrored = {"repository": f"file://localhost{folder}"}
+    first, second = ({**environment, "RACEWATCH_HOME": str(tmp_path / one)} for one in "12")
+    (known,) = answers(first, do="resolve", ref="race", **mirrored)
+    ends = {"culprit": known["commit"], "head": known["commit"]}
+    (reverted,) = answers(first, do="revert", build="stock", **ends, **mirrored)
+    commit = reverted["commit"]
+    told = {name: commit[name] for name in ("sha", "ref", "title")}
+    (found,) = answers(second, do="resolve", **told, **mirrored)
+    assert found["commit"]["sha"] == commit["sha"]
+    (built,) = answers(environment, do="build", commit=commit, build="stock", **mirrored)
+    assert built["build"]["outcome"] is None
+
+
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_a_commit_that_is_gone_is_an_error_with_a_sentence(
+    environment: dict[str, str], tmp_path: Path, mirrored: bool
+) -> None:
+    folder = tmp_path / "repository"
+    demo_repo.create(folder)
+    url = f"file://localhost{folder}" if mirrored else str(folder)
+    gone = {"sha": "e" * 40, "ref": "main", "title": "Gone"}
+    (error,) = answers(environment, 2, do="build", commit=gone, build="stock", repository=url)
+    assert error["error"] == "RefError"
+    assert error["message"].startswith(f"commit eeeeeeeeeeee is not in {url}: was it removed")
+
+
 def test_a_commit_that_does_not_build_is_an_answer(environment: dict[str, str]) -> None:
     commit = resolved(environment, "broken")["commit"]
     (found,) = answers(environment, do="build", commit=commit, build="stock")
