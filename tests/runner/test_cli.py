@@ -202,6 +202,7 @@ def underway(
 ) -> Iterator[Underway]:
     events, answer = tmp_path / "events.jsonl", tmp_path / "result.json"
     files = ["--events", str(events), "--json", str(answer), "--parallel", "2"]
+    files += ["--progress-s", "600"]  # what hangs does so until a test ends it
     process = racewatch(*demo("race", long, *files), EMULATION_BACKGROUND="wait")
     started = Underway(process, events, answer)
     started.await_trials(1)

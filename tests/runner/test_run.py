@@ -44,7 +44,8 @@ def counts(fold: Fold, cell: str = "stock, background") -> dict[Outcome, int]:
     ],
 )
 def test_each_way_to_fail_happens_on_demand(run_demo: RunDemo, work: str, outcome: Outcome) -> None:
-    fold = run_demo(BACKGROUND, environment={"EMULATION_BACKGROUND": work}, deadlines=QUICK)
+    deadlines = QUICK if outcome is Outcome.HANG else Deadlines()
+    fold = run_demo(BACKGROUND, environment={"EMULATION_BACKGROUND": work}, deadlines=deadlines)
     assert counts(fold) == {outcome: 3}
     assert fold.exit_code == 1
 

@@ -114,7 +114,8 @@ def fold(
         {"name": name, "variant": "stock", "background": False, "hold_ms": number, "trials": 1}
         for number, name in enumerate(ATTACKS)
     ]
-    deadlines = Deadlines(progress=1.5, kill=3.0)
+    # Two trials hang, one of them beside processes that take all that the container may have.
+    deadlines = Deadlines(progress=5.0, kill=10.0)
     planned = plan(*cells, parallel=1, deadlines=deadlines)
     planned = replace(planned, builds=dict.fromkeys(planned.builds, hostile))
     sandbox = DockerSandbox(
