@@ -8,13 +8,14 @@ from uuid import UUID
 
 from sqlalchemy import ColumnElement, func
 from sqlalchemy import select as columns
+from sqlalchemy.orm import aliased
 from sqlmodel import Session, col, select
 
 from runner import controls
 from runner.controls import DeviceControl
 from runner.outcome import FAILURES, Outcome
 from runner.statistics.control import ControlVerdict, Proof
-from service.tables import Trial, Worker
+from service.tables import RunCell, Trial, Worker
 
 COUNTED = (*FAILURES, Outcome.PASS)
 
@@ -66,25 +67,42 @@ def failed_devices(session: Session, run: UUID, worker: UUID | None) -> list[str
     ]
 
 
-def by_cell(session: Session, run: UUID) -> Mapping[int, ControlVerdict]:
-    """For each of a run's cells that met a device with control cells, what that can prove.
+def by_cell(
+    session: Session, *runs: UUID, only: Proof | None = None
+) -> Mapping[int, ControlVerdict]:
+    """For each cell of these runs that met a device with control cells, what that can prove.
 
-    Only this run's own trials tell which devices those are.
+    A cell counts what any run tried of its build, so each of those runs tells of the devices that
+    its own trials met. only: of devices that can prove just that.
     """
-    proofs = {place: shown.verdict for place, shown in of_run(session, run).items()}
+    own, theirs = aliased(RunCell), aliased(RunCell)
+    shared = session.exec(
+        select(theirs.run_id)
+        .join(own, col(own.measurement_id) == col(theirs.measurement_id))
+        .where(col(own.run_id).in_(runs))
+        .distinct()
+    ).all()
+    proofs = {
+        (run, place): shown.verdict
+        for run, places in by_run(session, col(Trial.run_id).in_(shared)).items()
+        for place, shown in places.items()
+        if only in (None, shown.verdict.proof)
+    }
     if not proofs:
         return {}
     met: dict[int, list[ControlVerdict]] = {}
-    for cell, worker, device in session.exec(
-        select(Trial.run_cell_id, Trial.worker_id, Trial.device)
+    for cell, run, worker, device in session.exec(
+        select(own.id, Trial.run_id, Trial.worker_id, Trial.device)
+        .join(Trial, col(Trial.measurement_id) == col(own.measurement_id))
         .where(
-            Trial.run_id == run,
+            col(own.run_id).in_(runs),
+            col(Trial.run_id).in_({run for run, _ in proofs}),
             col(Trial.run_cell_id).is_not(None),
             col(Trial.outcome).in_(COUNTED),
         )
         .distinct()
     ):
-        proof = proofs.get(Place(worker, device))
+        proof = proofs.get((run, Place(worker, device)))
         if cell is not None and proof is not None:
             met.setdefault(cell, []).append(proof)
     worst = {cell: controls.worst(verdicts) for cell, verdicts in met.items()}

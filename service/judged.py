@@ -101,7 +101,7 @@ def cells_against(session: Session, run: Run, earlier: Run) -> list[JudgedCell]:
         for row, _, measurement in _ordered(session, earlier)
         if measurement is not None and measurement.n
     }
-    proofs = {**controls.by_cell(session, run.id), **controls.by_cell(session, earlier.id)}
+    proofs = controls.by_cell(session, run.id, earlier.id)
     found = []
     for row, cell, measurement in _ordered(session, run):
         there = before.get(row.cell_id)

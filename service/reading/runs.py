@@ -285,7 +285,7 @@ def run_lines(session: Session, runs: Sequence[tuple[Run, Commit | None]]) -> tu
         .join(Measurement, col(Measurement.id) == col(RunCell.measurement_id), isouter=True)
         .where(col(RunCell.run_id).in_(ids))
     )
-    doubts = _doubts(session, ids)
+    doubts = controls.by_cell(session, *ids, only=Proof.UNPROVEN)
     cells: dict[UUID, list[_ListedCell]] = {}
     for found in session.connection().execute(query):
         run_id, identity, wanted, outcome, decided, adaptive, *counts = found
@@ -305,20 +305,6 @@ class _ListedCell(NamedTuple):
     adaptive: bool
     counts: tuple[int, ...]
     doubt: ControlVerdict | None
-
-
-def _doubts(session: Session, runs: Sequence[UUID]) -> dict[int, ControlVerdict]:
-    """By a run's cell, what the devices that it met can prove, of runs with one that failed its
-    control cells: of all others nothing is to be doubted."""
-    controlled = session.exec(
-        select(Trial.run_id).where(col(Trial.run_id).in_(runs), Trial.control != "").distinct()
-    )
-    found: dict[int, ControlVerdict] = {}
-    for run in controlled.all():
-        proofs = {one.verdict.proof for one in controls.of_run(session, run).values()}
-        if Proof.UNPROVEN in proofs:
-            found.update(controls.by_cell(session, run))
-    return found
 
 
 def _line(run: Run, commit: Commit | None, cells: Iterable[_ListedCell]) -> RunLine:

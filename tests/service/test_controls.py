@@ -20,6 +20,8 @@ from service import controls
 from service.database import Database
 from service.github.status import decide
 from service.judged import JudgedCell, cells_of
+from service.reading import runs
+from service.reading.rate import Mark
 from service.settings import ServiceSettings
 from service.submit import RunRequest, submit
 from service.tables import BuildState, Cell, CommitBuild, Measurement, Run, RunState, Trial
@@ -135,6 +137,22 @@ def test_clean_on_a_device_that_hides_races_is_unproven(
         decision = decide(session.get_one(Run, run), [cell])
     assert decision.state == "error"
     assert "unproven on this device" in decision.text
+
+
+def test_trials_stay_doubted_when_their_commit_is_ordered_again(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(*HIDES)
+    carried_out(db, ordered(db, "fix"))
+    again = ordered(db, "fix")
+    carried_out(db, again)
+    assert trials_of(db, again) == [], "all were there"
+    cell = judged(db, again)
+    assert cell.verdict.kind is Kind.UNPROVEN
+    assert cell.verdict.text.startswith("unproven on this device: known-bad failed 0 of 6")
+    with db.session() as session:
+        listed = runs.read_list(session, runs.RunFilter()).runs
+    assert (listed[0].id, dict(listed[0].marks)) == (again, {Mark.UNPROVEN: 1})
 
 
 def test_only_trials_that_met_the_device_are_doubted(
