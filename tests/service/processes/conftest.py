@@ -43,6 +43,7 @@ poll_minutes = 0
 """
 QUICK = {"HEARTBEAT_S": "0.3", "WORKER_LOST_S": "3", "SWEEP_S": "0.5", "DRAIN_S": "20"}
 """Settings that make losses be noticed soon."""
+ANSWER_S = 60.0
 
 
 @dataclass
@@ -104,6 +105,10 @@ class Processes:
     def url(self) -> str:
         """Where the service answers."""
         return f"http://127.0.0.1:{self.port}"
+
+    def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Response:
+        """Deliver something to the service, however busy this host is."""
+        return httpx.post(f"{self.url}{path}", content=body, headers=headers, timeout=ANSWER_S)
 
     def logs(self) -> str:
         """What all processes have printed."""

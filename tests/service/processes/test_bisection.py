@@ -19,7 +19,7 @@ from runner.subject import Folders, Options, Request
 from service import bisection, tokens
 from service.tables import Bisection, BisectionState, Run
 from tests.conftest import Eventually
-from tests.service.processes.conftest import Processes
+from tests.service.processes.conftest import ANSWER_S, Processes
 
 
 def order(
@@ -115,6 +115,7 @@ def test_what_broke_it_and_what_fixed_it_are_found_by_the_api(
             f"{processes.url}/api/v1/bisections",
             json={**body, "matrix": "issue-3863"},
             headers={"Authorization": f"Bearer {token}"},
+            timeout=ANSWER_S,
         )
         assert answer.status_code == 201, answer.text
         return UUID(answer.json()["id"])
@@ -122,7 +123,8 @@ def test_what_broke_it_and_what_fixed_it_are_found_by_the_api(
     broke, fixed = start("before", tagged("fix~1")), start("main", "race")
     for identity, culprit, fixes in ((broke, "race", False), (fixed, "fix", True)):
         ends(processes, identity, eventually)
-        found = httpx.get(f"{processes.url}/api/v1/bisections/{identity}").json()
+        address = f"{processes.url}/api/v1/bisections/{identity}"
+        found = httpx.get(address, timeout=ANSWER_S).json()
         verdict = found["verdict"]
         assert verdict is not None, processes.logs()
         assert (verdict["kind"], verdict["fixed"]) == ("culprit", fixes)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-import httpx
 import pytest
 from sqlmodel import select
 
@@ -41,9 +40,7 @@ def test_a_pull_request_ends_as_trials_and_a_status(
         processes.worker(name, RACEWATCH_BATCH_S="2")
     body = delivery(demo_head)
 
-    answer = httpx.post(
-        f"{processes.url}/webhooks/github", content=body, headers=headers_of("pull_request", body)
-    )
+    answer = processes.post("/webhooks/github", body, headers_of("pull_request", body))
 
     assert answer.status_code == 202, answer.text
     with processes.database.session() as session:
@@ -72,9 +69,7 @@ def test_a_forks_code_does_not_run(processes: Processes, demo_head: str) -> None
     processes.service()
     body = delivery(demo_head, fork=True)
 
-    httpx.post(
-        f"{processes.url}/webhooks/github", content=body, headers=headers_of("pull_request", body)
-    )
+    processes.post("/webhooks/github", body, headers_of("pull_request", body))
 
     with processes.database.session() as session:
         run = session.exec(select(Run)).one()

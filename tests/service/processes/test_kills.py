@@ -150,11 +150,11 @@ def test_a_service_killed_between_storing_and_answering_loses_and_repeats_no_del
     headers = headers_of("pull_request", body, "11111111-2222-3333-4444-555555555555")
     killed = processes.service(code=KILLED_AFTER_STORING)
     with pytest.raises(httpx.TransportError):
-        httpx.post(f"{processes.url}/webhooks/github", content=body, headers=headers)
+        processes.post("/webhooks/github", body, headers)
     assert killed.wait(60) == -signal.SIGKILL
 
     processes.service()
-    again = httpx.post(f"{processes.url}/webhooks/github", content=body, headers=headers)
+    again = processes.post("/webhooks/github", body, headers)
 
     assert again.status_code == 200
     with processes.database.session() as session:
