@@ -11,6 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# An example may take as long as a busy host lets it.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 Needs = Callable[[object, str], None]
 

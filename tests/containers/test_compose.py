@@ -30,6 +30,7 @@ from tests.containers.conftest import BESIDE, COMMITS, Project
 Factory = pytest.TempPathFactory
 DONE_S = 600
 """Ample: on two idle cores a minute or two."""
+ANSWER_S = 60
 UID = 61120
 
 
@@ -65,7 +66,7 @@ def container(engine: docker.DockerClient, project: Project, service: str) -> Co
 
 def get(project: Project, path: str) -> httpx.Response:
     """A page or a part of the API."""
-    answer = httpx.get(f"{project.url}{path}", timeout=30)
+    answer = httpx.get(f"{project.url}{path}", timeout=ANSWER_S)
     assert answer.status_code == 200, answer.text[:500]
     return answer
 
@@ -178,7 +179,8 @@ def test_the_webhook_takes_what_is_signed_with_the_secret_of_the_first_start(dem
         digest = hmac.new(secret.encode(), body, "sha256").hexdigest()
         headers = {"X-GitHub-Event": "ping", "X-GitHub-Delivery": str(uuid.uuid4())}
         headers |= {"X-Hub-Signature-256": f"sha256={digest}", "Content-Type": "application/json"}
-        answer = httpx.post(f"{demo.url}/webhooks/github", content=body, headers=headers)
+        address = f"{demo.url}/webhooks/github"
+        answer = httpx.post(address, content=body, headers=headers, timeout=ANSWER_S)
         answers[secret] = answer.status_code
     assert answers == {made: 200, "another": 401}
 
@@ -190,7 +192,8 @@ def test_a_token_of_the_api_is_made_and_revoked_as_the_documentation_says(demo: 
 
     def ordering_nothing() -> int:
         headers = {"Authorization": f"Bearer {made}"}
-        return httpx.post(f"{demo.url}/api/v1/runs", json={}, headers=headers).status_code
+        address = f"{demo.url}/api/v1/runs"
+        return httpx.post(address, json={}, headers=headers, timeout=ANSWER_S).status_code
 
     made = token("create", "ci", "--scope", "run")
     assert ordering_nothing() == 422
@@ -266,7 +269,7 @@ def order(demo: Project, hold_ms: int, trials: int) -> str:
 def test_a_runner_in_a_container_builds_and_tries_in_containers_of_their_own(
     demo: Project, runner: Container, engine: docker.DockerClient
 ) -> None:
-    run = order(demo, hold_ms=15, trials=3)
+    run = order(demo, hold_ms=300, trials=6)  # long enough for their container to be seen
     seen: set[tuple[str, str]] = set()
 
     def ended() -> bool:
@@ -280,7 +283,7 @@ def test_a_runner_in_a_container_builds_and_tries_in_containers_of_their_own(
     wait_for(ended, "the run ends", demo)
     told = get(demo, f"/api/v1/runs/{run}").json()
     (cell,) = told["cells"]
-    assert (told["state"], cell["n"], cell["k"]) == ("complete", 3, 3), runner.logs().decode()
+    assert (told["state"], cell["n"], cell["k"]) == ("complete", 6, 6), runner.logs().decode()
     _, *check = engine.images.get(runner.image.id).attrs["Config"]["Healthcheck"]["Test"]
     checked = runner.exec_run(check)
     assert checked.exit_code == 0, checked.output.decode()
@@ -316,7 +319,9 @@ def test_a_killed_runner_leaves_no_container_and_its_run_is_completed_once_it_is
     (cell,) = told["cells"]
     assert (told["state"], cell["n"], cell["k"]) == ("complete", 60, 60), runner.logs().decode()
     query = {"limit": 200, "cell": "held open"}  # and not the references that its claims added
-    stored = httpx.get(f"{demo.url}{path}{run}/trials", params=query, timeout=30).json()["items"]
+    stored = httpx.get(f"{demo.url}{path}{run}/trials", params=query, timeout=ANSWER_S).json()[
+        "items"
+    ]
     assert len(stored) == 60
     assert made() == []
 
