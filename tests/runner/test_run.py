@@ -331,7 +331,7 @@ def test_a_trial_whose_parent_is_killed_is_replaced(
     fold = run_demo(
         {**BACKGROUND, "trials": 2},
         environment={"EMULATION_BACKGROUND": "wait"},
-        deadlines=QUICK,
+        deadlines=Deadlines(progress=3.0),  # it is still in flight when its parent is looked for
         parallel=1,
         on_event=kill_the_parent,
     )
