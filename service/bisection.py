@@ -526,10 +526,17 @@ def _submit(session: Session, row: Bisection, probe: Probe) -> None:
             toolchain=row.toolchain,
             origin=Origin.BISECTION,
             requested_by=f"bisection {row.id}",
+            trusted=not any(_may_be_forks(session, row, pull) for pull in cell.variant.pulls),
             bisection=row.id,
             facts={"probe": {**asdict(probe)}},
         ),
     )
+
+
+def _may_be_forks(session: Session, row: Bisection, pull: int) -> bool:
+    """Whether a pull request that the cell merges brings code that nobody vouches for."""
+    known = session.get(Pull, (row.subject, pull))
+    return known is None or known.fork
 
 
 def wake_advance(session: Session, bisection: UUID) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -17,12 +18,14 @@ from runner.result import Commit
 from service import bisection
 from service.bisection import BisectionRequest
 from service.database import Database
+from service.github import pulls
 from service.tables import (
     Bisection,
     BisectionState,
     Claim,
     Measurement,
     Origin,
+    Pull,
     Run,
     RunCell,
     RunState,
@@ -191,3 +194,24 @@ def test_what_git_tells_in_the_end_ends_the_setbacks(db: Database) -> None:
         them.ranged(identity, path("te", 6))
         row = session.get_one(Bisection, identity)
     assert (row.state, row.setbacks, row.reason) == (BisectionState.RUNNING, 0, "")
+
+
+@pytest.mark.parametrize(
+    ("known", "trusted"), [({"fork": False}, True), ({"fork": True}, False), (None, False)]
+)
+def test_what_merges_a_forks_pull_request_runs_in_containers_only(
+    db: Database, known: dict[str, object] | None, trusted: bool
+) -> None:
+    merging = {"name": "merged", "variant": "pr-12", "trials": 8}
+    matrix = matrices.from_data({"name": "m", "cells": [merging]})
+    with db.session() as session:
+        if known is not None:
+            values = pulls.unknown_pull(subject="te", number=12, head_sha="f" * 40)
+            session.add(Pull(**(values | known)))
+            session.flush()
+        request = BisectionRequest("te", BASE, HEAD, matrix, "merged", "sm90")
+        identity = bisection.order(session, request).id
+        merged = replace(SEARCHED, build="pr-12+stock")
+        bisection.ranged(session, identity, {"range": merged.to_data()})
+        probes = bisection.probes(session, session.get_one(Bisection, identity))
+        assert [run.trusted for run in probes] == [trusted] * 2
