@@ -94,7 +94,8 @@ def _after_setbacks(session: Session, run: Run) -> datetime | None:
 
 def _say_who_is_missing(session: Session, run: Run) -> None:
     """An open run that nobody can move on says so, where it has nothing more important to say."""
-    if run.reason and not run.reason.startswith(NOBODY):
+    waits = run.state == RunState.RUNNING and not run.setbacks  # for an engine, if it says anything
+    if run.reason and not waits and not run.reason.startswith(NOBODY):
         return
     needed, container = git_queue(run.subject), ""
     if run.state != RunState.QUEUED and not run.trusted:
@@ -104,6 +105,8 @@ def _say_who_is_missing(session: Session, run: Run) -> None:
     if run.state == RunState.RUNNING:
         needed = trial_queue(run.queue, run.trusted)
     reason = _missing(session, needed, container)
+    if not reason and not run.reason.startswith(NOBODY):
+        return
     if run.reason != reason:
         run.reason = reason
         session.add(run)
@@ -351,6 +354,7 @@ def postpone(session: Session, run_id: UUID, reason: str) -> None:
         session.add(run)
         publish(session, "run", run=run.id, state=run.state)
     at = clock(session) + timedelta(seconds=PAUSE_S)
+    at = max(at, _after_setbacks(session, run) or at)
     _wake_one(session, run, 0, bool(claims.bound_workers(session, run)), at)
 
 

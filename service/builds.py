@@ -128,6 +128,8 @@ def take(
         _wake(session, wanted)
         return None
     wanted.state, wanted.token, wanted.worker_id = BuildState.BUILDING, uuid4(), worker
+    if not wanted.attempts:
+        wanted.reason = ""  # what it waited for is here; of a failed attempt it stays
     wanted.attempts += 1
     wanted.started_at = wanted.heartbeat_at = clock(session)
     wanted.finished_at = None

@@ -572,3 +572,37 @@ def test_who_has_no_engine_says_nothing_of_a_run_that_others_go_on_with(
     flow.taken(db, run, flow.worker(db))
     without_engine.trials(run)
     assert flow.row(db, run).reason == ""
+
+
+def test_a_build_that_waited_for_an_engine_says_so_no_more_once_it_is_made(
+    db: Database, made: Made, without_engine: WorkerProcess
+) -> None:
+    run = flow.order(db, made.sha, matrices.from_data({"name": "m", "cells": [CELL]}))
+    flow.resolve(db, run)
+    without_engine.build(waiting_build(db).id or 0)
+    with db.session() as session:
+        assert builds.take(session, waiting_build(db).id or 0, None, contained=True)
+    assert (waiting_build(db).state, waiting_build(db).reason) == (BuildState.BUILDING, "")
+
+
+def test_a_run_that_waited_for_an_engine_says_when_its_worker_is_gone(
+    db: Database, made: Made, without_engine: WorkerProcess
+) -> None:
+    run = built(db, made)
+    without_engine.trials(run)
+    flow.step(db, run)
+    assert flow.row(db, run).reason == (
+        "no worker takes trial-emulated: start a `racewatch worker` for it"
+    )
+
+
+def test_an_engine_that_is_away_brings_no_attempt_forward(
+    db: Database, made: Made, without_engine: WorkerProcess
+) -> None:
+    run = built(db, made)
+    for _ in range(advance.SETBACKS - 1):
+        flow.release(db, flow.taken(db, run, flow.worker(db)).claim, reason="cut off")
+    flow.fetched(db)
+    without_engine.trials(run)
+    (job,) = flow.jobs(db, "trials")
+    assert job.later == pytest.approx(2 * advance.PAUSE_S, abs=3)
