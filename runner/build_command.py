@@ -75,6 +75,7 @@ class BuildCommands:
     ) -> None:
         self._clock.cancel()
         self._stop()
+        self._clock.join()  # it may be waiting for what it ended to be gone
 
     @property
     def _workshop(self) -> Workshop:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,15 +51,30 @@ def test_a_build_that_takes_too_long_is_ended(commands: Commands, time_s: float)
         late.run(["sleep", "1000"], "sleeping")
 
 
+@pytest.mark.parametrize("limit", ["time", "output"])
 def test_a_build_is_ended_with_all_its_processes(
-    commands: Commands, tmp_path: Path, eventually: Eventually
+    commands: Commands,
+    tmp_path: Path,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: str,
 ) -> None:
+    child = tmp_path / "child"
+
+    class Late(threading.Timer):
+        """Ends the build once its child runs, as if it had taken that long."""
+
+        def run(self) -> None:
+            eventually(lambda: child.exists() and child.read_text().endswith("\n"), "a child runs")
+            self.function()
+
+    if limit == "time":
+        monkeypatch.setattr(threading, "Timer", Late)
     build = commands(output_bytes=100)
-    child, enough = tmp_path / "child", "head -c 1000 /dev/zero"
-    with build, pytest.raises(InfrastructureError, match="printed more than"):
-        build.run(["sh", "-c", f"sleep 1000 & echo $! > {child}; {enough}; wait"], "sleeping")
-    pid = child.read_text().strip()
-    eventually(lambda: not _lives(pid), "the child ends")
+    prints = "head -c 1000 /dev/zero; " if limit == "output" else ""
+    with build, pytest.raises(InfrastructureError, match="which is its limit"):
+        build.run(["sh", "-c", f"sleep 1000 & echo $! > {child}; {prints}wait"], "sleeping")
+    assert not _lives(child.read_text().strip())
 
 
 def _lives(pid: str) -> bool:
