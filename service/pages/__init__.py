@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Depends, FastAPI
 
 from service import live
@@ -55,9 +57,9 @@ def install(app: FastAPI) -> None:
     middleware.
     """
     live.install(app, app.state.database.url)
-    app.state.changes = Kept(changes.find)
-    app.state.signatures = Kept(signatures.find)
     app.state.doubts = Kept(doubted.find)
+    app.state.changes = Kept(partial(changes.find, doubts=app.state.doubts))
+    app.state.signatures = Kept(signatures.find)
     app.state.controls = Kept(workers_reading.controls)
     app.include_router(router)
     app.include_router(static.router)

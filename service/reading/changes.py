@@ -6,7 +6,7 @@ share its trials and tell nothing new. Environments are never mixed, each has a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -18,6 +18,7 @@ from sqlmodel import Session, col, select
 from runner.statistics.changepoints import change_points
 from runner.statistics.counts import Counts
 from service.reading.cells import cell_name
+from service.reading.doubted import NONE, Doubts
 from service.tables import Cell
 
 COMMITS = 5_000
@@ -98,6 +99,7 @@ _SERIES = text(
           ) - :commits
           AND m.environment_id = ANY(:environments) AND NOT m.adaptive
           AND (CAST(:cell AS integer) IS NULL OR m.cell_id = :cell)
+          AND m.id <> ALL(:doubted)
         GROUP BY m.id, cb.name, f.k, f.n
     ) AS counted
     WHERE n > 0
@@ -106,8 +108,11 @@ _SERIES = text(
 )
 
 
-def series(session: Session, scope: Scope, cell: int | None = None) -> tuple[Series, ...]:
-    """What each cell counted in each environment; cell: only this one."""
+def series(
+    session: Session, scope: Scope, cell: int | None = None, doubts: Collection[int] = ()
+) -> tuple[Series, ...]:
+    """What each cell counted in each environment; cell: only this one. doubts: measurements that
+    are left out."""
     found = (
         session.connection()
         .execute(
@@ -120,6 +125,7 @@ def series(session: Session, scope: Scope, cell: int | None = None) -> tuple[Ser
                 "cell": cell,
                 "commits": COMMITS,
                 "swallow": scope.of is Of.SWALLOW,
+                "doubted": list(doubts),
             },
         )
         .all()
@@ -141,11 +147,20 @@ def _builds(session: Session, cells: Iterable[int]) -> dict[int, str]:
     return {name.id: name.build for name in map(cell_name, found)}
 
 
-def find(session: Session, scope: Scope) -> tuple[Change, ...]:
-    """All changes along the branch, the newest first."""
+def find(
+    session: Session,
+    scope: Scope,
+    doubts: Callable[[Session, None], Doubts] = lambda session, _: NONE,
+) -> tuple[Change, ...]:
+    """All changes along the branch, the newest first.
+
+    doubts: finds the measurements whose device failed its control cells: what they show is no
+    change of the branch's.
+    """
     if not scope.branch or not scope.environments:
         return ()
-    return ordered(change for one in series(session, scope) for change in changes_of(one))
+    believed = series(session, scope, doubts=doubts(session, None))
+    return ordered(change for one in believed for change in changes_of(one))
 
 
 def ordered(changes: Iterable[Change]) -> tuple[Change, ...]:

@@ -127,7 +127,7 @@ def test_a_commit_and_a_trend_as_markdown(browser: TestClient, made: Showcase) -
     table = rows(markdown)
     assert table[0] == ["commit", "title", "failed", "rate (95 % interval)", "verdict"]
     assert table[1][0] == made.shas["head"][:9]
-    assert "- rose from 0 of 20 to 40 of 40 (p < 0.0001), with 95 % by this commit: " in (
+    assert "- rose from 0 of 20 to 30 of 30 (p < 0.0001), with 95 % by this commit: " in (
         markdown.replace("\N{NO-BREAK SPACE}", " ")
     )
     second = rows(copied(browser, f"{address}&rate=swallow", "markdown"))

@@ -102,7 +102,7 @@ def test_where_rates_changed_stands_above(browser: TestClient, made: Showcase) -
     assert (
         squeezed(
             "This commit, with 95 %. norm-act-gemm: stock, background 0 of 20 failed before, "
-            "40 of 40 since; p < 0.0001"
+            "30 of 30 since; p < 0.0001"
         )
         in rose
     )
@@ -157,7 +157,7 @@ def test_a_badge_says_its_rate_and_how_sure_it_is(browser: TestClient, made: Sho
 def test_a_trend_says_since_when_and_how_sure(browser: TestClient, made: Showcase) -> None:
     cell = made.cells["stock, background"]
     told = said(browser, f"/trend?subject=te&cell={cell}")
-    change = "From 0 of 20 (0 to 16.8 %) to 40 of 40 (91.2 to 100 %); p < 0.0001"
+    change = "From 0 of 20 (0 to 16.8 %) to 30 of 30 (88.4 to 100 %); p < 0.0001"
     assert squeezed(change) in told
     assert squeezed("driver 570.86.15 to 580.159.04") in told
     assert squeezed("With 95 %, it came with this commit.") in told

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from sqlmodel import Session
+from sqlmodel import Session, select
 
 from runner import matrix as matrices
 from runner import result
 from runner.run import PreparedBuild
+from runner.statistics.control import judge_control
 from runner.statistics.counts import Counts
 from service import rows
 from service.database import Database
 from service.reading import changes
 from service.reading.changes import Change, Scope
-from service.tables import BranchCommit, BuildState, CommitBuild
+from service.tables import BranchCommit, BuildState, CommitBuild, Measurement
 from tests.service.reading.showcase import Showcase
 
 STOCK = matrices.load("issue-3863").cells[0]
@@ -112,6 +113,17 @@ def test_adaptive_trials_and_unknown_places_say_nothing(db: Database) -> None:
     assert found(db) == ()
     with db.session() as session:
         assert changes.find(session, Scope("te", "", "sm90", (1,))) == ()
+
+
+def test_what_a_doubted_device_shows_is_no_change(db: Database) -> None:
+    with db.session() as session:
+        for position in range(6):
+            measured(session, position, f"build {position}", 40 if position == 3 else 0, 40)
+    verdict = judge_control(Counts(6, 6), Counts(1, 6))
+    with db.session() as session:
+        fails_alone = session.exec(select(Measurement.id).where(Measurement.crash == 40)).one()
+        assert len(changes.find(session, scope(1))) == 2
+        assert changes.find(session, scope(1), lambda *_: {fails_alone: verdict}) == ()
 
 
 def test_changes_of_one_commit_stand_together() -> None:
