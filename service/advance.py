@@ -189,14 +189,17 @@ def _order_base(session: Session, run: Run, base: result.Commit) -> None:
         .order_by(col(Run.created_at).desc())
     ).first()
     if found is None:
+        matrix = matrices.from_data(run.matrix)
+        merges = any(cell.variant.pulls for cell in matrix.cells)
         request = RunRequest(
             subject=run.subject,
-            matrix=matrices.from_data(run.matrix),
+            matrix=matrix,
             queue=run.queue,
             commit=base,
             toolchain=run.toolchain,
             origin=Origin.PULL_REQUEST,
             requested_by=f"base of pull request {run.pull}",
+            trusted=run.trusted or not merges,  # a fork's code may come by the matrix as well
         )
         found = submit(session, request)
     run.base_run_id = found.id

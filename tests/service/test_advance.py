@@ -514,3 +514,20 @@ def test_a_matrix_that_merges_pull_requests_keeps_the_builds_it_began_with(db: D
     assert len(flow.waiting(db)) == 1
     batch = flow.taken(db, first, who)
     assert batch.keys["pr-12+stock"] == f"pr-12+stock of {HEAD}"
+
+
+@pytest.mark.parametrize(
+    ("variant", "trusted", "base_trusted"),
+    [("pr-12", False, False), ("pr-12", True, True), ("stock", False, True)],
+)
+def test_a_base_that_merges_what_nobody_vouches_for_is_not_trusted_either(
+    db: Database, variant: str, trusted: bool, base_trusted: bool
+) -> None:
+    matrix = matrices.from_data({"name": "m", "cells": [{"name": "c", "variant": variant}]})
+    run = flow.order(
+        db, matrix=matrix, pull=5, ref="pull/5", origin=Origin.PULL_REQUEST, trusted=trusted
+    )
+    flow.resolve(db, run, base=flow.PARENT)
+    base = flow.row(db, run).base_run_id
+    assert base is not None
+    assert flow.row(db, base).trusted is base_trusted
