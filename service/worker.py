@@ -328,7 +328,8 @@ class WorkerProcess:
             "place": place,
         }
         asked = self._patiently(lambda session: bisection.asked(session, identity, what))
-        if asked is None:
+        if asked is None:  # what is wanted by now may be something else
+            self._patiently(lambda session: bisection.advance(session, identity))
             return
         try:
             self._now("git", f"reading the history of {row.good}..{row.bad}")

@@ -19,6 +19,7 @@ from service import bisection
 from service.bisection import BisectionRequest
 from service.database import Database
 from service.github import pulls
+from service.settings import ServiceSettings
 from service.tables import (
     Bisection,
     BisectionState,
@@ -32,6 +33,8 @@ from service.tables import (
     Trial,
 )
 from service.tables.columns import now
+from service.worker import WorkerOptions, WorkerProcess
+from tests.service import flow
 from tests.service.reading.bisected import Bisections, Truth, path
 from tests.service.stories import BASE, CLEAN, HEAD, MATRIX, RACY, STOCK, run_of
 
@@ -215,3 +218,13 @@ def test_what_merges_a_forks_pull_request_runs_in_containers_only(
         bisection.ranged(session, identity, {"range": merged.to_data()})
         probes = bisection.probes(session, session.get_one(Bisection, identity))
         assert [run.trusted for run in probes] == [trusted] * 2
+
+
+def test_a_job_for_what_is_known_by_now_wakes_who_finds_out_the_next(db: Database) -> None:
+    with db.session() as session:
+        _, identity = verified(session)
+    flow.fetched(db)
+    options = WorkerOptions(subjects=("te",))
+    worker = WorkerProcess(ServiceSettings(database_url=""), db, options)
+    worker.bisect(identity, "range", 0)
+    assert [job.lock for job in flow.jobs(db, "bisect")] == [f"bisect:{identity}"]
