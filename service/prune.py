@@ -19,6 +19,7 @@ from sqlmodel import Session
 
 from runner.errors import InputError
 from service.database import Database
+from service.github import approval
 from service.settings import ServiceSettings
 
 KEPT_PER_SIGNATURE = 20
@@ -108,7 +109,9 @@ def prune(
     return Pruned(
         passes=passes,
         failures=failures,
-        deliveries=_until_none(database, _EMPTY_DELIVERIES, before),
+        deliveries=_until_none(
+            database, _EMPTY_DELIVERIES, before, given_up=now - approval.GIVEN_UP_AFTER
+        ),
         messages=_until_none(database, _DROP_MESSAGES, before),
         jobs=_until_none(database, _DROP_JOBS, jobs_before),
         workers=_until_none(database, _DROP_WORKERS, before),
@@ -230,12 +233,15 @@ def _scalar(session: Session, statement: TextClause, **values: object) -> int | 
     return found
 
 
-def _until_none(database: Database, statement: TextClause, before: datetime) -> int:
+def _until_none(
+    database: Database, statement: TextClause, before: datetime, **values: object
+) -> int:
     """Run it, a batch at a time, until it changes no row; how many rows it changed."""
     changed = 0
     while True:
         with database.session() as session:
-            batch = session.connection().execute(statement, {"before": before, "batch": BATCH})
+            asked = {"before": before, "batch": BATCH, **values}
+            batch = session.connection().execute(statement, asked)
             count = batch.rowcount
         changed += count
         if count < BATCH:
@@ -299,10 +305,12 @@ _DROP = text("DELETE FROM trial_evidence WHERE trial_id = ANY(:doomed)")
 
 # The rest
 
+# A command that is still to be decided (GitHub is away, say) is in its delivery's payload.
 _EMPTY_DELIVERIES = text(
     """
     UPDATE deliveries SET payload = '{}' WHERE id IN (
         SELECT id FROM deliveries WHERE received_at < :before AND payload <> '{}'
+            AND (payload ->> 'decided' IS DISTINCT FROM 'false' OR received_at < :given_up)
         ORDER BY received_at LIMIT :batch FOR UPDATE SKIP LOCKED
     )
     """

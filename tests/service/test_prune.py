@@ -157,6 +157,22 @@ def test_what_must_stay_stays_even_over_the_size(db: Database) -> None:
     assert (again.passes, again.failures, again.bytes_left) == (0, 0, pruned.bytes_left)
 
 
+def test_a_command_that_nobody_could_decide_yet_is_kept(db: Database) -> None:
+    undecided = {"asked": {}, "decided": False}
+    with db.session() as session:
+        for days, identity in ((2, "waits"), (5, "given up")):
+            received = NOW - timedelta(days=days)
+            session.add(
+                Delivery(
+                    id=identity, event="issue_comment", payload=undecided, received_at=received
+                )
+            )
+    assert prune(db, evidence_days=1, now=NOW).deliveries == 1
+    with db.session() as session:
+        assert session.get_one(Delivery, "waits").payload == undecided
+        assert session.get_one(Delivery, "given up").payload == {}
+
+
 def test_old_deliveries_keep_their_row_and_lose_their_payload(db: Database) -> None:
     with db.session() as session:
         for name, at in (("old", OLD), ("new", NOW)):
