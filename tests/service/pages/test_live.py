@@ -6,7 +6,6 @@ import json
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
@@ -220,16 +219,15 @@ def test_many_pages_share_one_connection(
 
 
 def test_stopping_the_server_ends_open_streams_at_once(
-    site: Served, eventually: Eventually
+    site: Served, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(live, "KEEP_ALIVE_S", 600.0)  # the next sign of life is not waited for
     with page(site, topic="run") as opened:
         eventually(lambda: opened.missed, "it is connected")
-        asked = time.monotonic()
         site.server.handle_exit(signal.SIGINT, None)
-        site.thread.join(20)
+        site.thread.join(60)
         assert not site.thread.is_alive()
-        assert time.monotonic() - asked < 5
-        assert opened.ended.wait(5)
+        assert opened.ended.wait(60)
         assert "broken off" not in opened.lines, "the stream came to its end"
 
 
