@@ -21,6 +21,8 @@ from runner.variants.names import BuildKind
 
 Build = Callable[..., PreparedBuild]
 RunDemo = Callable[..., Fold]
+WIDE = {"EMULATION_LOAD_MS": "12"}
+"""Captures that are open for so long that a busy host does not keep the other thread from them."""
 
 
 @pytest.fixture(scope="session")
@@ -129,7 +131,7 @@ def run_demo(demo: DemoSubject, plan: Callable[..., Plan]) -> RunDemo:
         **options: object,
     ) -> Fold:
         planned = plan(*cells, **options)
-        shared = {**demo.trial_environment(planned.device), **(environment or {})}
+        shared = {**demo.trial_environment(planned.device), **WIDE, **(environment or {})}
         run = Run(planned, ProcessSandbox(planned.folder, environment=shared))
         events = []
         for event in run:
