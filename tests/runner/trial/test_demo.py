@@ -182,6 +182,15 @@ def bare_tree(tmp_path: Path) -> Path:
     return tree
 
 
+WIDE_MS = "16"
+"""Four times what a kernel's load takes by itself, and so the time that captures are open for."""
+
+
+def surely(background: str) -> dict[str, str]:
+    """That work, beside captures that a busy host does not keep it from."""
+    return {"EMULATION_BACKGROUND": background, "EMULATION_LOAD_MS": WIDE_MS}
+
+
 def failures(seen: list[Seen]) -> int:
     return sum(not one.passed for one in seen)
 
@@ -190,12 +199,16 @@ def failures(seen: list[Seen]) -> int:
 
 
 def test_stock_fails_with_a_background_thread(race: Path) -> None:
-    assert failures([run_trial(race) for _ in range(60)]) >= 59
+    """One in thousands passes, where the host kept the thread from all captures. If it were one in
+    a hundred, eight of sixty would pass less often than once in a million."""
+    assert failures([run_trial(race) for _ in range(60)]) > 60 - 8
 
 
 @pytest.mark.parametrize("period_ms", [0.3, 1.0, 3.0])
 def test_a_slow_background_thread_meets_the_race_too(race: Path, period_ms: float) -> None:
-    assert failures([run_trial(race, period_ms=period_ms) for _ in range(12)]) == 12
+    environment = {"EMULATION_LOAD_MS": WIDE_MS}
+    seen = [run_trial(race, period_ms=period_ms, environment=environment) for _ in range(12)]
+    assert failures(seen) == 12
 
 
 def test_stock_passes_without_a_background_thread(race: Path) -> None:
@@ -227,7 +240,9 @@ def test_the_second_program_passes_under_stock(race: Path) -> None:
 
 
 def test_ffi13_brings_the_race_to_the_second_program(race_ffi13: Path) -> None:
-    assert failures([run_trial(race_ffi13, SOFTMAX) for _ in range(20)]) == 20
+    environment = {"EMULATION_LOAD_MS": WIDE_MS}
+    seen = [run_trial(race_ffi13, SOFTMAX, environment=environment) for _ in range(20)]
+    assert failures(seen) == 20
 
 
 @pytest.mark.parametrize("program", Program)
@@ -256,7 +271,8 @@ def test_a_capture_that_is_held_open_longer_is_met_more_often(race_ffi13: Path) 
 
 def test_the_race_can_be_made_rare(race: Path) -> None:
     seen = [run_trial(race, environment={"EMULATION_RATE": "0.1"}) for _ in range(150)]
-    assert 3 <= failures(seen) <= 40
+    # None of them at that rate: 1.4 times in ten million; more than forty: less than that.
+    assert 1 <= failures(seen) <= 40
 
 
 def test_a_device_may_lose_an_update_whatever_the_commit(race: Path) -> None:
@@ -272,42 +288,42 @@ def test_a_device_may_lose_an_update_whatever_the_commit(race: Path) -> None:
 
 
 def test_failures_of_the_default_background_are_of_several_kinds(race: Path) -> None:
-    seen = [run_trial(race, period_ms=period) for period in (0.0, 0.3, 1.0) for _ in range(20)]
+    seen = [run_trial(race, period_ms=n) for n in (0.0, 0.3, 1.0, 3.0) for _ in range(20)]
     texts = {text for text in CAPTURE_ERRORS if any(text in one.error for one in seen)}
     assert texts == set(CAPTURE_ERRORS)
     assert any(one.stale for one in seen)
 
 
 def test_copies_alone_are_lost_in_silence(race: Path) -> None:
-    seen = [run_trial(race, environment={"EMULATION_BACKGROUND": "copy"}) for _ in range(10)]
+    seen = [run_trial(race, environment=surely("copy")) for _ in range(10)]
     assert all(one.stale and not one.error and not one.signal for one in seen)
 
 
 def test_a_synchronization_makes_a_capture_error(race: Path) -> None:
-    seen = [run_trial(race, environment={"EMULATION_BACKGROUND": "synchronize"}) for _ in range(10)]
+    seen = [run_trial(race, environment=surely("synchronize")) for _ in range(10)]
     assert all(CAPTURE_ERRORS[0] in one.error for one in seen)
 
 
 def test_a_capture_error_reads_as_xla_and_cuda_write_it(race: Path) -> None:
-    error = run_trial(race, environment={"EMULATION_BACKGROUND": "synchronize"}).error
+    error = run_trial(race, environment=surely("synchronize")).error
     assert error.startswith("INTERNAL: XLA FFI call failed: transformer_engine/common/")
     assert f" in function nvte_layernorm_fwd: CUDA Error: {CAPTURE_ERRORS[0]}" in error
 
 
 def test_an_event_of_a_capture_that_is_gone_makes_a_crash(race: Path) -> None:
-    seen = [run_trial(race, environment={"EMULATION_BACKGROUND": "record"}) for _ in range(10)]
+    seen = [run_trial(race, environment=surely("record")) for _ in range(10)]
     assert {one.signal for one in seen} == {11}
 
 
 def test_waiting_for_captured_work_makes_a_hang(race: Path) -> None:
-    seen = [run_trial(race, environment={"EMULATION_BACKGROUND": "wait"}) for _ in range(3)]
+    seen = [run_trial(race, environment=surely("wait")) for _ in range(3)]
     assert [one.joined for one in seen] == [False] * 3
 
 
 def test_a_swallowed_batch_makes_a_wrong_output(
     race: Path, reference: dict[Program, tuple[str, ...]]
 ) -> None:
-    seen = [run_trial(race, environment={"EMULATION_BACKGROUND": "feed"}) for _ in range(5)]
+    seen = [run_trial(race, environment=surely("feed")) for _ in range(5)]
     right = reference[NORM][0]
     for one in seen:
         assert one.digests[0] != right
