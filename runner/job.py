@@ -31,6 +31,7 @@ from runner.errors import (
     RefError,
     VariantError,
 )
+from runner.lineage import Lineage
 from runner.node import Stopped, compilation_cache, guarded, in_own_folder
 from runner.result import Commit
 from runner.run import HARNESS, Base, BuildId, Plan, PreparedBuild, Run, builds_of, default_parallel
@@ -42,6 +43,7 @@ from runner.trial.supervise import Deadlines
 from runner.variants.names import BuildKind
 
 Answer = Callable[[dict[str, Any]], None]
+_PULL = re.compile(r"(?:refs/)?pull/[1-9][0-9]*(?:/head)?")
 
 
 def main() -> int:
@@ -107,13 +109,17 @@ def _resolve(request: dict[str, Any], answer: Answer) -> None:
     """The commit of a ref or release, what it came from, and the branch that it was found on.
 
     A pull request's head may have moved on since it was asked for: then `sha` is what counts.
-    `title` is that of a commit that Racewatch itself may have made, on another host.
+    `title` is that of a commit that Racewatch itself may have made, on another host. A ref of a run
+    that is `trusted` names a commit of a branch or a tag, or a pull request, which who asks has
+    looked at.
     """
     subject = _open(request)
     if request.get("title"):
         made = Commit(request["sha"], request["ref"], request["title"])
         subject.lineage().fetch_commit(made)
     commit = _commit(subject, request)
+    if request.get("trusted") and not request.get("sha") and not request.get("version"):
+        _require_own(subject.lineage(), request, request["ref"], commit)
     base = subject.base_of(commit)
     control, lacking = control_of(subject) if request.get("controls") else (None, "")
     answer(
@@ -230,15 +236,24 @@ def _range(request: dict[str, Any], answer: Answer) -> None:
     lineage = _open(request).lineage()
     good, bad = (lineage.resolve(request[end]) for end in ("good", "bad"))
     for end, commit in (("good", good), ("bad", bad)):
-        vouched = not request.get("repository") or commit.sha in request.get("own", ())
-        pull = re.fullmatch(r"pull/[1-9][0-9]*", request[end])
-        if not vouched and not pull and not lineage.is_on_branch(commit):
-            raise BisectionError(
-                f"{end}: commit {request[end]} is on no branch or tag of the repository, so it may "
-                f"be a fork's: name a branch or a tag that has it"
-            )
+        if commit.sha not in request.get("own", ()):
+            _require_own(lineage, request, request[end], commit, f"{end}: ")
     found = between(lineage, good, bad, BuildId.parse(request["build"]))
     answer({"range": found.to_data()})
+
+
+def _require_own(
+    lineage: Lineage, request: dict[str, Any], ref: str, commit: Commit, end: str = ""
+) -> None:
+    """Raise BisectionError or RefError for what may be a fork's commit."""
+    made_here = not request.get("repository")
+    if made_here or _PULL.fullmatch(ref) or lineage.is_on_branch(commit):
+        return
+    kind = BisectionError if end else RefError
+    raise kind(
+        f"{end}commit {ref} is on no branch or tag of the repository, so it may be a fork's: name "
+        "a branch or a tag that has it"
+    )
 
 
 def _enter(request: dict[str, Any], answer: Answer) -> None:

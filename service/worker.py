@@ -287,6 +287,7 @@ class WorkerProcess:
         request = self._request("resolve", run.subject) | {
             "ref": run.ref,
             "sha": run.head_sha,
+            "trusted": run.trusted,
             "title": run.facts.get("probe", {}).get("commit", {}).get("title", ""),
             "version": run.facts.get("version", ""),
             "branches": self._patiently(lambda s: watched_branches(s, tracked)),

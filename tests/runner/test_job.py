@@ -159,6 +159,26 @@ def test_a_range_between_commits_that_no_branch_has_is_refused(
     assert found["range"]["bad"]["sha"] == proposed
 
 
+def test_a_forks_commit_is_not_trusted_however_its_hash_is_written(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "repository"
+    demo_repo.create(folder)
+    proposed = subprocess.run(
+        ["git", "-C", folder, "rev-parse", "refs/pull/7/head"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    asked = {"do": "resolve", "repository": str(folder)}
+    for spelled in (proposed.upper(), proposed[:6], f"x-1-g{proposed[:12]}", f"{proposed}^0"):
+        (refused,) = answers(environment, 2, **asked, ref=spelled, trusted=True)
+        assert refused["message"].startswith(f"commit {spelled} is on no branch or tag of the")
+        (found,) = answers(environment, **asked, ref=spelled, trusted=False)
+        assert found["commit"]["sha"] == proposed
+    for ref in ("main", "race", "pull/7"):
+        (found,) = answers(environment, **asked, ref=ref, trusted=True)
+        assert found["commit"]["sha"]
+
+
 def test_a_host_tells_its_device_and_how_many_trials_it_runs(environment: dict[str, str]) -> None:
     (found,) = answers(environment, do="describe", devices=["0", "1"], parallel=3)
     assert (found["queue"], found["parallel"]) == ("emulated", 6)
