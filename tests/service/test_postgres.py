@@ -498,6 +498,30 @@ def test_a_killed_init_leaves_nothing_that_is_taken_for_a_database(
         assert not list(fresh.glob("*.init-*"))
 
 
+def test_what_a_killed_init_started_is_waited_for_before_it_is_removed(fresh: Path) -> None:
+    """Here a program that goes on for a second, and makes files whatever becomes of its folder."""
+    left = fresh / f"postgres-{MAJOR}.init-left"
+    left.mkdir(parents=True)
+    code = (
+        "import fcntl, pathlib, sys, time\n"
+        "left = pathlib.Path(sys.argv[1])\n"
+        "alive = (left / 'alive').open('w')\n"
+        "fcntl.flock(alive, fcntl.LOCK_EX)\n"
+        "print('begun', flush=True)\n"
+        "end = time.monotonic() + 1\n"
+        "while time.monotonic() < end:\n"
+        "    (left / 'data').mkdir(parents=True, exist_ok=True)\n"
+        "    (left / 'data' / 'file').touch()\n"
+    )
+    maker = subprocess.Popen([sys.executable, "-c", code, str(left)], stdout=subprocess.PIPE)
+    with maker:
+        assert maker.stdout is not None
+        assert maker.stdout.readline() == b"begun\n"
+        Cluster(fresh).prepare()
+    assert maker.returncode == 0
+    assert not left.exists()
+
+
 def test_data_of_another_major_version_is_refused(fresh: Path) -> None:
     old = fresh / "postgres-16"
     old.mkdir(parents=True)
