@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, func
 from sqlalchemy import select as columns
-from sqlalchemy.orm import aliased
 from sqlmodel import Session, col, select
 
 from runner import controls
@@ -72,30 +71,42 @@ def by_cell(
 ) -> Mapping[int, ControlVerdict]:
     """For each cell of these runs that met a device with control cells, what that can prove.
 
-    A cell counts what any run tried of its build, so each of those runs tells of the devices that
-    its own trials met. only: of devices that can prove just that.
+    A cell counts what any run tried of its build. only: of devices that can prove just that.
     """
-    own, theirs = aliased(RunCell), aliased(RunCell)
-    shared = session.exec(
-        select(theirs.run_id)
-        .join(own, col(own.measurement_id) == col(theirs.measurement_id))
-        .where(col(own.run_id).in_(runs))
-        .distinct()
+    measured = session.exec(
+        select(RunCell.id, RunCell.measurement_id).where(
+            col(RunCell.run_id).in_(runs), col(RunCell.measurement_id).is_not(None)
+        )
+    ).all()
+    proofs = by_measurement(session, {found for _, found in measured if found is not None}, only)
+    return {
+        cell: proofs[found]
+        for cell, found in measured
+        if cell is not None and found is not None and found in proofs
+    }
+
+
+def by_measurement(
+    session: Session, measurements: Collection[int], only: Proof | None = None
+) -> Mapping[int, ControlVerdict]:
+    """The same for each of these measurements: each run that has trials in it tells of the devices
+    that its own trials met."""
+    runs = session.exec(
+        select(RunCell.run_id).where(col(RunCell.measurement_id).in_(measurements)).distinct()
     ).all()
     proofs = {
         (run, place): shown.verdict
-        for run, places in by_run(session, col(Trial.run_id).in_(shared)).items()
+        for run, places in by_run(session, col(Trial.run_id).in_(runs)).items()
         for place, shown in places.items()
         if only in (None, shown.verdict.proof)
     }
     if not proofs:
         return {}
     met: dict[int, list[ControlVerdict]] = {}
-    for cell, run, worker, device in session.exec(
-        select(own.id, Trial.run_id, Trial.worker_id, Trial.device)
-        .join(Trial, col(Trial.measurement_id) == col(own.measurement_id))
+    for measurement, run, worker, device in session.exec(
+        select(Trial.measurement_id, Trial.run_id, Trial.worker_id, Trial.device)
         .where(
-            col(own.run_id).in_(runs),
+            col(Trial.measurement_id).in_(measurements),
             col(Trial.run_id).in_({run for run, _ in proofs}),
             col(Trial.run_cell_id).is_not(None),
             col(Trial.outcome).in_(COUNTED),
@@ -103,10 +114,10 @@ def by_cell(
         .distinct()
     ):
         proof = proofs.get((run, Place(worker, device)))
-        if cell is not None and proof is not None:
-            met.setdefault(cell, []).append(proof)
-    worst = {cell: controls.worst(verdicts) for cell, verdicts in met.items()}
-    return {cell: verdict for cell, verdict in worst.items() if verdict is not None}
+        if proof is not None:
+            met.setdefault(measurement, []).append(proof)
+    worst = {measurement: controls.worst(verdicts) for measurement, verdicts in met.items()}
+    return {measurement: verdict for measurement, verdict in worst.items() if verdict is not None}
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from sqlmodel import Session, col, select
 
-from runner.controls import worst
 from runner.outcome import Outcome
-from runner.statistics.control import ControlVerdict
+from runner.statistics.control import ControlVerdict, Proof
 from runner.statistics.counts import Counts
 from runner.statistics.verdict import CellVerdict, StatusCell, judge_cell
 from runner.variants.names import Variant
@@ -87,10 +86,15 @@ def cells_of(session: Session, run: Run) -> list[JudgedCell]:
         base = _at_commit(session, run, run.base_commit_id, [cell for cell, _, _ in ordered])
         waits = _is_measured_now(session, run, run.base_commit_id)
     proofs = controls.by_cell(session, run.id)
-    return [
-        _judged(row, cell, measurement, base.get(row.cell_id), waits, run, proofs.get(row.id or 0))
-        for row, cell, measurement in ordered
-    ]
+    there = {one.id for one in base.values() if one.id is not None}
+    doubts = controls.by_measurement(session, there, only=Proof.UNPROVEN)
+    found = []
+    for row, cell, measurement in ordered:
+        against = base.get(row.cell_id)
+        doubt = doubts.get(against.id or 0) if against is not None else None
+        proof = proofs.get(row.id or 0)
+        found.append(_judged(row, cell, measurement, against, waits, run, proof, doubt))
+    return found
 
 
 def cells_against(session: Session, run: Run, earlier: Run) -> list[JudgedCell]:
@@ -108,9 +112,8 @@ def cells_against(session: Session, run: Run, earlier: Run) -> list[JudgedCell]:
         if measurement is None or there is None or measurement.id == there[1].id:
             continue
         if measurement.environment_id == there[1].environment_id:
-            both = (proofs.get(one.id or 0) for one in (row, there[0]))
-            control = worst(proof for proof in both if proof is not None)
-            found.append(_judged(row, cell, measurement, there[1], False, run, control))
+            now, then = (proofs.get(one.id or 0) for one in (row, there[0]))
+            found.append(_judged(row, cell, measurement, there[1], False, run, now, then))
     return found
 
 
@@ -168,6 +171,7 @@ def _judged(
     waits: bool,
     run: Run,
     control: ControlVerdict | None = None,
+    base_control: ControlVerdict | None = None,
 ) -> JudgedCell:
     head = Counts(measurement.k, measurement.n) if measurement else Counts()
     compared = Counts(base.k, base.n) if base is not None and base.n else None
@@ -184,7 +188,7 @@ def _judged(
         head=head,
         base=compared,
         same_build=same,
-        verdict=judge_cell(head, compared, run.clean_below, control, adaptive),
+        verdict=judge_cell(head, compared, run.clean_below, control, adaptive, base_control),
         outcome=row.outcome or "",
         signature=row.signature,
         reason=row.decided if row.outcome else "",

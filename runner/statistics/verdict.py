@@ -52,6 +52,7 @@ def judge_cell(
     clean_below: float,
     control: ControlVerdict | None = None,
     adaptive: bool = False,
+    base_control: ControlVerdict | None = None,
 ) -> CellVerdict:
     """The verdict of one cell at one commit.
 
@@ -63,14 +64,24 @@ def judge_cell(
         `unproven`; where its known-good cell fails, so does what rests on failures (`races`,
         `regressed`, `no worse`). A device that is not yet proven changes nothing.
     adaptive: how many trials there are depended on results; the text then says so.
+    base_control: of the device that base's trials ran on. Where that failed its control cells,
+        `regressed` and `no worse` become `unproven`, and `fixed` becomes what head is by itself.
     """
-    if base is None:
-        verdict = _alone(head, clean_below, adaptive)
-    else:
-        verdict = _against(head, base, clean_below, adaptive)
+    doubted = base_control is not None and (base_control.hides or base_control.fails_alone)
+    verdict = _alone(head, clean_below, adaptive)
+    if base is not None:
+        compared = _against(head, base, clean_below, adaptive)
+        if not (doubted and compared.kind is Kind.FIXED):
+            verdict = compared
     if adaptive and head.n:
         verdict = replace(verdict, text=f"{verdict.text} (adaptive trials)", adaptive=True)
-    return verdict if control is None else _controlled(verdict, control)
+    if control is not None:
+        verdict = _controlled(verdict, control)
+    if base_control is None or not doubted:
+        return verdict
+    if verdict.kind in (Kind.REGRESSED, Kind.NO_WORSE):
+        return _unproven(verdict, "base unproven", f"its base is {base_control.text}")
+    return replace(verdict, no_worse=False)
 
 
 def _alone(head: Counts, clean_below: float, adaptive: bool) -> CellVerdict:
@@ -120,12 +131,16 @@ def _controlled(verdict: CellVerdict, control: ControlVerdict) -> CellVerdict:
     if verdict.kind not in doubted:
         # What is still open stays open, but its passes are no ground to call it no worse.
         return replace(verdict, no_worse=False) if control.hides else verdict
+    return _unproven(verdict, "unproven on this device", control.text)
+
+
+def _unproven(verdict: CellVerdict, label: str, why: str) -> CellVerdict:
     return replace(
         verdict,
         kind=Kind.UNPROVEN,
-        label="unproven on this device",
-        text=f"{control.text}; otherwise {verdict.text}",
-        short=f"unproven on this device: {verdict.short}",
+        label=label,
+        text=f"{why}; otherwise {verdict.text}",
+        short=f"{label}: {verdict.short}",
         no_worse=False,
     )
 

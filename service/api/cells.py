@@ -11,7 +11,6 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
 from sqlmodel import Session, col, select
 
-from runner.controls import worst
 from runner.statistics.counts import Counts
 from runner.statistics.verdict import judge_cell
 from service.api.access import reader
@@ -306,9 +305,9 @@ def _both(
     comparison = None
     if a and b and a.measurement and b.measurement:
         head, base = _counts(b.measurement), _counts(a.measurement)
-        both = (doubts.get(one.id or 0) for one in (a.measurement, b.measurement))
-        control = worst(doubt for doubt in both if doubt is not None)
-        comparison = ComparisonOut.of(judge_cell(head, base, clean_below, control), head, base)
+        of_a, of_b = (doubts.get(one.id or 0) for one in (a.measurement, b.measurement))
+        verdict = judge_cell(head, base, clean_below, of_b, base_control=of_a)
+        comparison = ComparisonOut.of(verdict, head, base)
     return ComparedCell(
         **cell_fields(either.cell),
         queue=either.queue,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from sqlmodel import Session, col, select
 
-from runner import controls
 from runner.statistics.comparison import ERROR, difference, fisher
 from runner.statistics.control import ControlVerdict
 from runner.statistics.counts import Counts
@@ -303,8 +302,7 @@ def _row(a: Measured | None, b: Measured | None, clean_below: float, doubts: Dou
         label = "the same build"
     elif rate_a and rate_b and rate_a.n and rate_b.n:
         head, base = Counts(rate_b.k, rate_b.n), Counts(rate_a.k, rate_a.n)
-        doubt = controls.worst(one for one in (of_a, of_b) if one is not None)
-        verdict = judge_cell(head, base, clean_below, doubt)
+        verdict = judge_cell(head, base, clean_below, of_b, base_control=of_a)
         mark, label = MARK_OF_KIND[verdict.kind], verdict.label
         p = _p(head, base)
         between = difference(head, base)

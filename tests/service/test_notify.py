@@ -25,9 +25,12 @@ from sqlmodel import Session, select
 from runner.errors import InputError
 from runner.outcome import Outcome
 from runner.report import EMULATED
+from runner.statistics.kinds import Kind
+from runner.statistics.verdict import CellVerdict
 from service import notify
 from service.database import Database
 from service.github.errors import Refused, TryAgain, Unavailable
+from service.judged import cells_of
 from service.notify import Event, EventKind, MailServer, branch_events, readiness
 from service.settings import ServiceSettings
 from service.tables import Claim, Origin, Run, RunCell, RunState, Trial, Worker
@@ -129,6 +132,20 @@ def test_a_fall_on_a_device_that_hides_races_is_no_fix(db: Database) -> None:
         run = pushed(session, CLEAN, HEAD)
         controlled(session, run, "pass", "pass")
         assert kinds(session, run) == []
+
+
+def test_a_base_on_a_device_that_hides_races_shows_no_regression(db: Database) -> None:
+    def verdict(session: Session) -> CellVerdict:
+        return next(cell.verdict for cell in cells_of(session, head) if cell.name == STOCK)
+
+    with db.session() as session:
+        base = pushed(session, CLEAN, BASE)
+        head = pushed(session, RACY, HEAD)
+        head.base_commit_id = base.commit_id
+        controlled(session, head, "crash", "pass")
+        assert verdict(session).kind is Kind.REGRESSED
+        controlled(session, base, "pass", "pass")
+        assert (verdict(session).kind, verdict(session).label) == (Kind.UNPROVEN, "base unproven")
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,8 @@ def test_on_a_device_that_fails_by_itself_passes_still_count() -> None:
 def test_a_device_that_is_not_found_wanting_changes_nothing(
     control: ControlVerdict, head: Counts, base: Counts | None
 ) -> None:
-    assert judge_cell(head, base, 0.05, control) == judge_cell(head, base, 0.05)
+    judged = judge_cell(head, base, 0.05, control, base_control=control)
+    assert judged == judge_cell(head, base, 0.05)
 
 
 @pytest.mark.parametrize("control", [HIDES, FAILS_ALONE])
@@ -151,6 +152,26 @@ def test_passes_on_a_device_that_hides_races_are_no_ground_to_call_it_no_worse()
     assert verdict((0, 10), (10, 10), PROVEN).no_worse
     assert not verdict((0, 10), (10, 10), HIDES).no_worse
     assert status_of([cell((0, 10), (10, 10), control=HIDES)]).state is State.PENDING
+
+
+@pytest.mark.parametrize("base_control", [HIDES, FAILS_ALONE])
+@pytest.mark.parametrize(
+    ("head", "base", "kind"),
+    [
+        ((100, 100), (0, 100), Kind.UNPROVEN),  # else regressed
+        ((100, 100), (100, 100), Kind.UNPROVEN),  # else no worse
+        ((0, 100), (100, 100), Kind.CLEAN),  # else fixed
+        ((0, 10), (10, 10), Kind.UNDERSAMPLED),  # else fixed
+        ((0, 100), (0, 100), Kind.CLEAN),
+    ],
+)
+def test_a_base_on_a_device_that_failed_its_controls_compares_with_nothing(
+    base_control: ControlVerdict, head: tuple[int, int], base: tuple[int, int], kind: Kind
+) -> None:
+    judged = judge_cell(Counts(*head), Counts(*base), 0.05, PROVEN, base_control=base_control)
+    assert (judged.kind, judged.no_worse) == (kind, False)
+    if kind is Kind.UNPROVEN:
+        assert judged.text.startswith("its base is unproven on this device: known-")
 
 
 @pytest.mark.parametrize(

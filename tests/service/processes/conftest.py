@@ -41,7 +41,7 @@ pull_matrix = "quick"
 push_matrix = "quick"
 poll_minutes = 0
 """
-QUICK = {"HEARTBEAT_S": "0.3", "WORKER_LOST_S": "3", "SWEEP_S": "0.5", "DRAIN_S": "20"}
+QUICK = {"HEARTBEAT_S": "0.3", "WORKER_LOST_S": "6", "SWEEP_S": "0.5", "DRAIN_S": "20"}
 """Settings that make losses be noticed soon."""
 ANSWER_S = 60.0
 
