@@ -27,10 +27,10 @@ from runner.errors import InputError
 from runner.matrix import Cell, Matrix
 from runner.outcome import FAILURES, Outcome
 from runner.result import Commit
-from service import rows, submit
+from service import claims, rows, submit
 from service.database import clock
 from service.events import publish
-from service.queue import CONTROL, build_queue, git_queue, wake
+from service.queue import CONTROL, build_queue, git_queue, trial_queue, wake
 from service.reading import doubted
 from service.tables import (
     OPEN_STATES,
@@ -243,9 +243,11 @@ def ranged(session: Session, bisection: UUID, answer: Mapping[str, Any]) -> None
 def _known(session: Session, row: Bisection, searched: Range) -> list[Observation]:
     """Trials that other runs made of the range's builds in this cell: observations for nothing.
 
-    Of one environment only: the one that has most of them. Of swallows, those that were watched.
-    None of a device that failed its control cells.
+    Of one environment only: of those in which probes could run now, the one that has most of them;
+    of all, where no worker is there. Of swallows, those that were watched. None of a device that
+    failed its control cells.
     """
+    here = {one.environment_id for one in claims.taking(session, trial_queue(row.queue))}
     doubts = doubted.find(session)
     cell = rows.cell_row(session, cell_of(row))
     places = {one.sha: each.key for each in searched.classes for one in each.commits}
@@ -264,7 +266,7 @@ def _known(session: Session, row: Bisection, searched: Range) -> list[Observatio
     ).all()
     by_environment: dict[int, dict[tuple[str, int | None], tuple[str, int, int]]] = {}
     for sha, _, measurement in found:
-        if measurement.id in doubts:
+        if measurement.id in doubts or (here and measurement.environment_id not in here):
             continue
         kept = by_environment.setdefault(measurement.environment_id, {})
         k, n = measurement.k, measurement.n

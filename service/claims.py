@@ -161,17 +161,18 @@ def bind(session: Session, run: Run, environment: Environment) -> None:
 
 def live_workers(session: Session, run: Run) -> list[Worker]:
     """Workers that take trials of such a run now, whatever they find on their hosts."""
-    return _taking(session, trial_queue(run.queue, run.trusted))
+    return taking(session, trial_queue(run.queue, run.trusted))
 
 
 def bound_workers(session: Session, run: Run) -> list[Worker]:
     """Workers that go on with a run in the environment in which it began; none before that."""
     if run.environment_id is None:
         return []
-    return _taking(session, environment_queue(run.environment_id, run.trusted))
+    return taking(session, environment_queue(run.environment_id, run.trusted))
 
 
-def _taking(session: Session, queue: str) -> list[Worker]:
+def taking(session: Session, queue: str) -> list[Worker]:
+    """Live workers that take from a queue."""
     found = session.exec(select(Worker).where(Worker.state == WorkerState.LIVE))
     return [worker for worker in found if queue in worker.queues]
 
@@ -506,4 +507,5 @@ __all__ = [
     "release",
     "remaining",
     "take",
+    "taking",
 ]

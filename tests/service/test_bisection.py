@@ -15,10 +15,11 @@ from runner.bisect.range import BuildClass, Range
 from runner.bisect.settings import Observe
 from runner.outcome import Outcome
 from runner.result import Commit
-from service import bisection
+from service import bisection, rows
 from service.bisection import BisectionRequest
 from service.database import Database
 from service.github import pulls
+from service.queue import trial_queue
 from service.settings import ServiceSettings
 from service.tables import (
     Bisection,
@@ -31,12 +32,13 @@ from service.tables import (
     RunCell,
     RunState,
     Trial,
+    Worker,
 )
 from service.tables.columns import now
 from service.worker import WorkerOptions, WorkerProcess
 from tests.service import flow
 from tests.service.reading.bisected import Bisections, Truth, path
-from tests.service.stories import BASE, CLEAN, HEAD, MATRIX, RACY, STOCK, run_of
+from tests.service.stories import BASE, CLEAN, H200, HEAD, MATRIX, RACY, STOCK, run_of
 
 GOOD, BAD = Commit(BASE, "main", "Good"), Commit(HEAD, "main", "Bad")
 SEARCHED = Range(
@@ -85,6 +87,23 @@ def test_trials_of_the_same_builds_are_observations_for_nothing(
     assert state is not None
     assert state.settings.observe is observe
     assert state.spent.trials == 0
+
+
+def test_trials_where_no_probe_can_run_are_no_observations(db: Database) -> None:
+    """A driver that was replaced, say, or a toolchain."""
+    with db.session() as session:
+        for letters, sha in ((CLEAN, BASE), (RACY, HEAD)):
+            run_of(session, letters, sha, pull=None, origin=Origin.PUSH)
+        worker = Worker(name="w", host="here", pid=1, queues=[trial_queue("sm90")])
+        session.add(worker)
+        here = session.exec(select(Measurement.environment_id)).first()
+        worker.environment_id = here
+        session.flush()
+        assert len(seen(session, ordered(session, Observe.FAILURE))) == 2
+        other = rows.environment_row(session, replace(H200, driver="700.1"), "another", "2")
+        worker.environment_id = other.id
+        session.flush()
+        assert seen(session, ordered(session, Observe.FAILURE)) == []
 
 
 @pytest.mark.parametrize(
