@@ -235,6 +235,9 @@ class Lane:
         self, parent: _Parent, event: dict[str, Any], emit: Callable[[Finished], None]
     ) -> None:
         kind = event["event"]
+        if kind in ("ready", "unready") and parent.ready:
+            # Of its trials' making: each time, their deadlines would begin anew.
+            raise BrokenEvent(f"{kind!r} of a parent that was ready")
         if kind == "ready":
             parent.ready, parent.versions = True, event["versions"]
             parent.fresh_reason = event["fresh_reason"]

@@ -218,6 +218,29 @@ def test_a_trial_that_writes_no_events_is_lost_and_the_run_goes_on(
     assert outcome(finished) is Outcome.INFRA_ERROR
 
 
+READY = '{"event": "ready", "versions": {}, "fresh_reason": ""}\\n'
+"""An event that a parent writes once, and that code of its commit can write as well."""
+
+
+def test_who_says_ready_again_and_again_does_not_put_off_its_end(
+    assign: Callable[..., Assignment],
+    supervise_on: Supervise,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "CLOSE_S", 0.1)
+    code = f"""import sys, time
+events = open(int(sys.argv[-1]), "w", buffering=1)
+while True:
+    events.write('{READY}')
+    time.sleep(0.05)"""
+    limits = Deadlines(start=1.0, kill=0.3)
+    supervisor = supervise_on(Watched(tmp_path, wrapper(tmp_path, code)), deadlines=limits)
+    (finished,) = supervisor.run(deque([assign(0)]))
+    assert "ready" in finished.lost
+    assert outcome(finished) is Outcome.INFRA_ERROR
+
+
 def test_a_killed_parent_costs_the_trial_in_flight_only(
     assign: Callable[..., Assignment],
     supervise_on: Supervise,
