@@ -6,7 +6,7 @@ import os
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -38,7 +38,8 @@ from runner.variants.names import BuildKind
 HARNESS = "2"
 """Version of what a trial does; results are shared only at an equal version."""
 HOPELESS = 3
-"""Infrastructure errors in a row, before any trial counted, after which a run gives up."""
+"""Infrastructure errors in a row after which a device is taken out, and a run gives up where it is
+the last one and no trial counted before."""
 LOG_LINES = 60
 REFERENCE_EXECUTIONS = 6
 """How often a reference executes: what differs now and then must not pass for what is fixed."""
@@ -233,11 +234,11 @@ class Run:
                 yield trial
             yield from self._announce()
             self._queue.extend(rest)
-            if self._hopeless():
+            if self._hopeless(supervisor.retired):
                 return
             for finished in supervisor.run(self._queue):
                 yield self._take(finished)
-                if self._hopeless():
+                if self._hopeless(supervisor.retired):
                     return
         finally:
             supervisor.close()
@@ -530,8 +531,9 @@ class Run:
         if event.outcome is Outcome.INFRA_ERROR and self._attempts[index] == 1:
             self._queue.append(self._assign(self._cells[index], 2, self._pins[index]))
 
-    def _hopeless(self) -> bool:
-        """True when the first trials all met the infrastructure and none counted."""
+    def _hopeless(self, retired: Container[str] = ()) -> bool:
+        """True when the first trials all met the infrastructure and none counted; what devices that
+        were taken out met says nothing of those that remain."""
         infra = 0
         # Asked after every trial: the first one that counted ends the look through all of them.
         for trial in self.fold.trials.values():
@@ -539,7 +541,7 @@ class Run:
                 continue
             if trial.outcome is not Outcome.INFRA_ERROR:
                 return False
-            infra += 1
+            infra += trial.device not in retired
         return infra >= min(HOPELESS, max(1, len(self._cells)))
 
     def _verdict(self) -> tuple[str, str]:

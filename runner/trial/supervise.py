@@ -151,19 +151,23 @@ class Lane:
     ) -> None:
         """Run what `take` gives until it gives None and nothing runs, or until `stopped`.
 
-        A lane that loses a parent asks to `retire`: a device that is gone must not cost a run more
-        than the trials that were on it.
+        A lane that loses a parent, or can start none, asks to `retire`: a device that is gone must
+        not cost a run more than the trials that were on it.
         """
         while not stopped.is_set():
-            if self._lost_parent and not self.retired:
+            if self._lost_parent:
                 retire(self._lost_parent)
+                self._lost_parent = ""
             while (
-                not self.retired and len(self._running) < self._parallel and (assignment := take())
+                not (self.retired or self._lost_parent)
+                and len(self._running) < self._parallel
+                and (assignment := take())
             ):
                 self._start(assignment, emit)
-            if not self._running:
+            if self._running:
+                self._wait(emit)
+            elif not self._lost_parent:
                 return
-            self._wait(emit)
 
     def close(self) -> None:
         """End every parent and its trials, also where one of them cannot be ended in order."""
@@ -179,6 +183,7 @@ class Lane:
         try:
             parent = self._parents.get(key) or self._start_parent(key, assignment)
         except InfrastructureError as error:
+            self._lost_parent = str(error)
             evidence = Evidence(stage="start", output=str(error), error=str(error))
             emit(Finished(assignment, self.device, evidence, 0.0, lost=str(error)))
             return
@@ -275,7 +280,8 @@ class Lane:
     ) -> None:
         """The parent is gone: what it ran is lost, and the next trial gets a new one."""
         del self._parents[key]
-        self._lost_parent = parent.error or "a parent process of its trials ended"
+        if not parent.unready:  # what a build's import fails at, it fails at on every device
+            self._lost_parent = parent.error or "a parent process of its trials ended"
         # What a parent said explains trials that it could not start, never one that was under way.
         last_words = "" if parent.ready else parent.handle.last_words()
         parent.handle.close()
@@ -436,7 +442,7 @@ class Supervisor:
 
     def _may_take(self, lane: Lane, assignments: deque[Assignment]) -> bool:
         """Whether anything is left for a lane. What only a retired one might run is dropped."""
-        retired = {one.device for one in self._lanes if one.retired}
+        retired = self.retired
         with self._taking:
             if retired:
                 kept = [one for one in assignments if one.device not in retired]
@@ -459,6 +465,11 @@ class Supervisor:
 
     def _others(self, lane: Lane) -> bool:
         return any(not one.retired for one in self._lanes if one is not lane)
+
+    @property
+    def retired(self) -> frozenset[str]:
+        """Devices that get no more trials."""
+        return frozenset(lane.device for lane in self._lanes if lane.retired)
 
     @property
     def notes(self) -> tuple[str, ...]:

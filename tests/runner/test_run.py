@@ -16,10 +16,20 @@ from runner.detector.record import NO_RECORD, Detector
 from runner.matrix import load
 from runner.outcome import Outcome
 from runner.result import Device, Event, Fold, RunStarted, SwallowRate, TrialFinished
-from runner.run import Base, BuildId, Plan, Run, builds_of, default_parallel, needs_base
+from runner.run import (
+    Base,
+    BuildId,
+    Plan,
+    PreparedBuild,
+    Run,
+    builds_of,
+    default_parallel,
+    needs_base,
+)
 from runner.sandbox.process import ProcessSandbox
 from runner.subject import Request
 from runner.trial.supervise import Deadlines
+from runner.variants.names import BuildKind
 
 RunDemo = Callable[..., Fold]
 Eventually = Callable[[Callable[[], object], str], None]
@@ -380,6 +390,32 @@ def test_a_device_that_gives_only_infrastructure_errors_is_taken_out(
     assert len(lost) < 8
     (note,) = fold.ended.notes
     assert note.startswith("device 1 was taken out: ")
+
+
+def test_a_bad_device_that_is_faster_than_a_good_one_fails_no_run(
+    plan: Callable[..., Plan],
+) -> None:
+    # Without its stock build a run has no reference, which one good device would have passed first.
+    planned = plan({**OWNED, "trials": 12}, devices=("1", "0"), parallel=4)
+    stock = BuildId(BuildKind.STOCK)
+    missing = PreparedBuild("none", outcome=Outcome.BUILD_ERROR, reason="it does not build")
+    planned = replace(planned, builds={**planned.builds, stock: missing})
+    # The emulation has one device, on which a trial takes its time to load each kernel.
+    environment = {"EMULATION_DEVICES": "1", "EMULATION_LOAD_MS": "80"}
+    run = Run(planned, ProcessSandbox(planned.folder, environment=environment))
+    list(run)
+    assert (run.fold.ended.status, run.fold.ended.reason) == ("complete", "")
+    assert counts(run.fold, "owned-stream")[Outcome.PASS] == 12
+    (note,) = run.fold.ended.notes
+    assert note.startswith("device 1 was taken out: ")
+
+
+def test_a_run_of_which_no_device_is_any_good_gives_up(run_demo: RunDemo) -> None:
+    fold = run_demo(
+        {**ALONE, "trials": 50}, devices=("1", "2"), environment={"EMULATION_DEVICES": "1"}
+    )
+    assert fold.ended.status == "failed"
+    assert 3 <= len(fold.trials) < 20
 
 
 def test_trials_are_spread_over_devices(run_demo: RunDemo) -> None:

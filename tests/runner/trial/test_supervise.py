@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from runner.errors import InfrastructureError
 from runner.outcome import Outcome
 from runner.sandbox import process
 from runner.sandbox.process import ProcessSandbox
@@ -321,6 +322,37 @@ def test_a_device_whose_parent_is_lost_is_taken_out_where_another_remains(
     }
     (note,) = supervisor.notes
     assert note == "device 0 was taken out: a parent process of its trials ended"
+
+
+class Refusing(Watched):
+    """A sandbox whose host has lost device 0."""
+
+    def start(self, config: ParentConfig) -> Any:
+        if config.device == "0":
+            raise InfrastructureError("GPU 0 has fallen off the bus")
+        return super().start(config)
+
+
+def test_a_device_that_takes_no_parent_is_taken_out_at_once(
+    assign: Callable[..., Assignment], supervise_on: Supervise, tmp_path: Path
+) -> None:
+    supervisor = supervise_on(Refusing(tmp_path), ("0", "1"), parallel=2)
+    finished = list(supervisor.run(deque(assign(n) for n in range(8))))
+    assert sorted(f.assignment.spec.index for f in finished) == list(range(8))
+    lost = [f for f in finished if f.device == "0"]
+    assert [outcome(f) for f in lost] == [Outcome.INFRA_ERROR]
+    assert supervisor.notes == ("device 0 was taken out: GPU 0 has fallen off the bus",)
+
+
+def test_a_build_that_cannot_be_imported_takes_out_no_device(
+    assign: Callable[..., Assignment], spec: Spec, supervise_on: Supervise, tmp_path: Path
+) -> None:
+    supervisor = supervise_on(Watched(tmp_path), ("0", "1"))
+    broken = Assignment(spec(0), "/nowhere", "registered")
+    finished = list(supervisor.run(deque([broken, *(assign(n) for n in range(1, 8))])))
+    passed = {f.assignment.spec.index for f in finished if outcome(f) is Outcome.PASS}
+    assert passed == set(range(1, 8))
+    assert supervisor.notes == ()
 
 
 def test_the_last_device_is_never_taken_out(supervise_on: Supervise, tmp_path: Path) -> None:
