@@ -41,6 +41,7 @@ HOPELESS = 3
 """Infrastructure errors in a row after which a device is taken out, and a run gives up where it is
 the last one and no trial counted before."""
 LOG_LINES = 60
+VERSION_CHARACTERS = 100
 REFERENCE_EXECUTIONS = 6
 """How often a reference executes: what differs now and then must not pass for what is fixed."""
 CAPTURES = 16
@@ -342,10 +343,15 @@ class Run:
         return [
             Lane(
                 device, plan.parallel, self._sandbox, config_for, plan.deadlines,
-                self._versions.update,
+                self._note_versions,
             )
             for device in self._devices
         ]  # fmt: skip
+
+    def _note_versions(self, versions: Mapping[str, str]) -> None:
+        """Keep those that a run tells; a trial may name any others, as often as it likes."""
+        told = (name for name in ("jax", "te") if name in versions)
+        self._versions.update({name: versions[name][:VERSION_CHARACTERS] for name in told})
 
     # What is said of it
 

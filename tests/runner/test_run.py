@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -422,6 +423,25 @@ def test_trials_are_spread_over_devices(run_demo: RunDemo) -> None:
     fold = run_demo({**ALONE, "trials": 12}, devices=("0", "1"), parallel=1)
     assert {trial.device for trial in fold.trials.values()} == {"0", "1"}
     assert counts(fold, "stock, alone") == {Outcome.PASS: 12}
+
+
+def test_versions_that_a_trial_makes_up_are_cut_and_not_kept(
+    plan: Callable[..., Plan], tmp_path: Path
+) -> None:
+    script = tmp_path / "python"
+    script.write_text(
+        f"#!{sys.executable}\n"
+        "import json, sys\n"
+        "versions = {'jax': 'x' * 30_000} | {f'made up {n}': '1' for n in range(1000)}\n"
+        "ready = {'event': 'ready', 'versions': versions, 'fresh_reason': ''}\n"
+        "open(int(sys.argv[-1]), 'w').write(json.dumps(ready) + '\\n')\n"
+    )
+    script.chmod(0o755)
+    planned = plan({**ALONE, "trials": 1})
+    run = Run(planned, ProcessSandbox(planned.folder, python=str(script)))
+    list(run)
+    assert run.fold.started.device.jax == "x" * 100
+    assert set(run._versions) == {"jax"}
 
 
 # The stream
