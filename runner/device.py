@@ -89,8 +89,10 @@ def cuda(wanted: Sequence[str] = ()) -> HostDevices:
 def emulated(wanted: Sequence[str] = ()) -> HostDevices:
     """Emulated devices with these ids, or one."""
     for index in wanted:
-        if not index.isdigit():
-            raise InputError(f"--devices: emulated devices are numbers from 0, got {index!r}")
+        if not re.fullmatch("[0-9]{1,4}", index):
+            raise InputError(
+                f"--devices: emulated devices are numbers from 0 to 9999, got {index!r}"
+            )
     device = Device(kind="emulated", name="emulated device", ids=tuple(wanted) or ("0",))
     return HostDevices(device, 0.0)
 

@@ -19,6 +19,9 @@ _E = TypeVar("_E", bound=StrEnum)
 MATRICES = Path(__file__).parent / "matrices"
 MAX_TRIALS = 100_000
 MAX_HOLD_MS = 60_000.0
+MAX_PERIOD_MS = 1_000.0
+"""A trial's background thread makes 64 updates before the program executes, and from then on each is
+its sign of life: with longer pauses, deadlines would take a trial for one that hangs."""
 CONTROL_TRIALS = 6
 """Of each control cell on a device: failures of all of the known-bad, and none of the known-good,
 then prove it (see `runner.statistics.control`)."""
@@ -151,7 +154,7 @@ def parse(text: str, name: str) -> Matrix:
     """A matrix from its TOML text; `name` is used where the text gives none, and in errors."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # the latter of brackets in brackets in ...
         raise MatrixError(f"matrix {name}: not valid TOML: {error}") from error
     return from_data(data, name)
 
@@ -220,6 +223,10 @@ def _cell(row: Any, where: str) -> Cell:
     period_ms = _number(row, "background_period_ms", 0.0, where)
     if period_ms < 0:
         raise MatrixError(f"{where}: background_period_ms must be >= 0, got {period_ms:g}")
+    if period_ms > MAX_PERIOD_MS:
+        raise MatrixError(
+            f"{where}: background_period_ms must be <= {MAX_PERIOD_MS:g}, got {period_ms:g}"
+        )
     trials = _trials(row, "trials", 10, 1, where)
     cell = Cell(
         name="",
@@ -281,7 +288,10 @@ def _number(data: Mapping[str, Any], key: str, default: float, where: str) -> fl
     value = data.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise MatrixError(f"{where}: {key} must be a number, got {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise MatrixError(f"{where}: {key} must be a number, got one too large") from None
 
 
 def _choice(kind: type[_E], data: Mapping[str, Any], key: str, default: _E, where: str) -> _E:

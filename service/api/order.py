@@ -24,7 +24,7 @@ from sqlmodel import Session, col, select
 from runner import matrix as matrices
 from runner import result
 from runner.errors import InputError
-from runner.matrix import MAX_HOLD_MS, MAX_TRIALS, Matrix, Program, Recipe
+from runner.matrix import MAX_HOLD_MS, MAX_PERIOD_MS, MAX_TRIALS, Matrix, Program, Recipe
 from service.api.access import Caller, MayRun
 from service.api.documentation import API, Said, errors
 from service.api.errors import missing, refused
@@ -70,7 +70,7 @@ class CellIn(Said):
     ) = Field(default=None, description="Made of the other values by default.")
     program: Annotated[Program, Field(strict=False)] = Program.NORM_ACT_GEMM
     background: bool = True
-    background_period_ms: float = Field(default=0.0, ge=0, le=MAX_HOLD_MS)
+    background_period_ms: float = Field(default=0.0, ge=0, le=MAX_PERIOD_MS)
     hold_ms: float = Field(default=0.0, ge=0, le=MAX_HOLD_MS)
     recipe: Annotated[Recipe, Field(strict=False)] = Recipe.AUTO
     trials: Annotated[int, Field(ge=1, le=MAX_TRIALS), INTEGRAL] = 10

@@ -86,9 +86,10 @@ def test_there_is_one_emulated_device_unless_more_are_named() -> None:
     assert device.emulated().device.emulated
 
 
-def test_an_emulated_device_is_a_number() -> None:
-    with pytest.raises(InputError, match="got 'x'"):
-        device.emulated(["x"])
+@pytest.mark.parametrize("name", ["x", "²", "-1", "9" * 5000], ids=["x", "²", "-1", "9..."])
+def test_an_emulated_device_is_a_number(name: str) -> None:
+    with pytest.raises(InputError, match=f"got '{name}'"):
+        device.emulated([name])
 
 
 def test_this_process_may_use_a_core() -> None:
