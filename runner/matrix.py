@@ -20,8 +20,8 @@ MATRICES = Path(__file__).parent / "matrices"
 MAX_TRIALS = 100_000
 MAX_HOLD_MS = 60_000.0
 MAX_PERIOD_MS = 1_000.0
-"""A trial's background thread makes 64 updates before the program executes, and each that follows is
-its sign of life: with longer pauses, deadlines would take a trial for one that hangs."""
+"""A trial's background thread makes 64 updates before the program executes, and each later one is a
+sign of life: with longer pauses, deadlines would take a trial for one that hangs."""
 CONTROL_TRIALS = 6
 """Of each control cell on a device: failures of all of the known-bad, and none of the known-good,
 then prove it (see `runner.statistics.control`)."""
