@@ -27,6 +27,8 @@ _LOG_FORMAT = "%H%x00%s%x00%an%x00%cI"
 _STEP = re.compile("\x01(?=[0-9a-f]{40}\0)")
 _REVERT = re.compile(r'Revert ".*" \(([0-9a-f]{12})\) on ([0-9a-f]{12})')
 _MERGE_TREE_VERSION = (2, 38)
+SILENT_S = 300
+"""Seconds after which a server that sends nothing is given up; who fetches keeps all others out."""
 EXPORT_BYTES = 2**30
 """How large what is built of a commit may be: ten times TE with its submodules."""
 _CONFLICTS_NAMED = 3
@@ -115,7 +117,7 @@ class Repository:
             if self._find(commit.sha) is not None or self._reverted_again(commit):
                 return
             self._fetch(wanted)  # of its branch or tag; a pull request's head is on neither
-        if self._find(commit.sha) is None:
+        if self._find(commit.sha) is None and not self._reverted_again(commit):
             raise RefError(
                 f"commit {commit.sha[:12]} is not in {self.source}: was it removed there since?"
             )
@@ -226,7 +228,8 @@ class Repository:
         listed = self._git(
             "log", "--first-parent", f"--format={_LOG_FORMAT}", head.sha, *limits
         ).stdout
-        return [_parse_commit(line, "") for line in listed.splitlines()]
+        # A title may hold other signs that end a line elsewhere.
+        return [_parse_commit(line, "") for line in listed.split("\n")[:-1]]
 
     def steps(self, head: Commit, since: Commit) -> list[Step]:
         """First-parent history up to `head`, oldest first, without what `since` has."""
@@ -408,7 +411,7 @@ class Repository:
         with FileLock(f"{self.git_dir}.lock"):
             fetched = _run(["git", f"--git-dir={self.git_dir}", "fetch", "--quiet", "origin",
                             *refspecs])  # fmt: skip
-        lacking = ("couldn't find remote ref", "not our ref")
+        lacking = ("couldn't find remote ref", "not our ref", "unadvertised object")
         missing = extra is not None and any(said in fetched.stderr for said in lacking)
         if fetched.returncode != 0 and not missing:
             raise InfrastructureError(f"{self.source} cannot be fetched: {_reason(fetched.stderr)}")
@@ -534,22 +537,30 @@ def _make_git_dir(url: str, git_dir: Path, steps: Sequence[Sequence[str]]) -> No
 def _own_environment() -> dict[str, str]:
     """The user's environment without what would point git at another repository (as in a hook)."""
     kept = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
-    return {**kept, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
+    return {
+        "GIT_HTTP_LOW_SPEED_LIMIT": "1",
+        "GIT_HTTP_LOW_SPEED_TIME": str(SILENT_S),
+        **kept,
+        "LC_ALL": "C",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_OPTIONAL_LOCKS": "0",
+    }
 
 
 def _run(
     command: Sequence[str], environment: Mapping[str, str] | None = None, text: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run git with `text` as its standard input."""
-    return subprocess.run(
+    done = subprocess.run(
         command,
         env=environment or _own_environment(),
-        input=text,
+        input=text.encode("utf-8", "surrogateescape"),
         capture_output=True,
-        text=True,
-        errors="surrogateescape",
         check=False,
     )
+    # Not as a text stream's, which would take a carriage return for the end of a line.
+    said = (each.decode("utf-8", "surrogateescape") for each in (done.stdout, done.stderr))
+    return subprocess.CompletedProcess(done.args, done.returncode, *said)
 
 
 def _require_git() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pytest
 from runner import git
 from runner.errors import InfrastructureError, RefError, SubjectError, VariantError
 from runner.git import Repository, open_commit, open_repository
+from runner.result import Commit
 
 IDENTITY = {
     f"GIT_{role}_{field}": value
@@ -180,6 +182,28 @@ def test_a_known_hash_needs_no_network(work: Work, cache: Path) -> None:
         mirror.resolve("main")
 
 
+def test_a_commit_that_the_server_gives_no_one_is_not_there(
+    work: Work, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror = open_repository(f"file://localhost{work.folder}", cache)
+    gone = Commit("e" * 40, "main", "Gone")
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "protocol.version")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "0")  # its servers refuse hashes in words of their own
+    with pytest.raises(RefError, match="commit eeeeeeeeeeee is not in"):
+        mirror.fetch_commit(gone)
+
+
+def test_a_server_that_falls_silent_is_not_waited_for_for_ever(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(git, "SILENT_S", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/repository.git"
+        with pytest.raises(InfrastructureError, match="cannot be fetched"):
+            open_repository(url, cache)
+
+
 def test_one_pinned_commit_is_fetched_alone(work: Work, cache: Path) -> None:
     pinned = work.commit("Pinned", {"README": "pinned\n"})
     work.commit("Newer", {"README": "newer\n"})
@@ -338,6 +362,15 @@ def test_first_parents_leave_out_what_a_merge_brought(work: Work, repository: Re
 
     assert [commit.title for commit in listed] == ["Merge side", "On main", "First"]
     assert [commit.title for commit in since] == ["Merge side", "On main"]
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\x85", "\x0b", "\x0c", "\x1c", "\r"])
+def test_a_title_may_hold_what_else_ends_a_line(
+    work: Work, repository: Repository, sign: str
+) -> None:
+    sha = work.commit(f"One{sign}two", {"README": "two\n"})
+    newest, first = repository.first_parent(repository.resolve("main"))
+    assert (newest.sha, newest.title, first.title) == (sha, f"One{sign}two", "First")
 
 
 def propose(work: Work, number: int, files: Mapping[str, str]) -> str:
@@ -542,6 +575,20 @@ def test_a_revert_takes_one_commit_out_of_the_head(work: Work, repository: Repos
     assert "Break it" in reverted.title
     again = repository.revert(repository.resolve(culprit), repository.resolve(head))
     assert again.sha == reverted.sha
+
+
+@pytest.mark.parametrize("scheme", ["", "file://localhost"])
+def test_a_revert_is_made_again_where_it_is_not_there(
+    work: Work, repository: Repository, tmp_path: Path, scheme: str
+) -> None:
+    culprit = work.commit("Break it", {"bad.txt": "bad\n"})
+    head = work.commit("Go on", {"other.txt": "more\n"})
+    reverted = repository.revert(repository.resolve(culprit), repository.resolve(head))
+
+    elsewhere = open_repository(f"{scheme}{work.folder}", tmp_path / "elsewhere")
+    elsewhere.fetch_commit(reverted)
+
+    assert elsewhere.text(reverted.sha, "bad.txt") is None
 
 
 def test_reverting_a_merge_takes_out_what_its_branch_brought(
