@@ -29,6 +29,9 @@ _CMAKE_FILE = f"{SOURCES}/CMakeLists.txt"
 # expert parallelism, which is built in nowhere here (see te_extension).
 _SUBMODULE_PARTS = {"cutlass": ("include", "tools/util"), "cudnn-frontend": ("include", "cmake")}
 _SUBMODULES_UNUSED = re.compile(r"googletest|nccl.*")
+# Never a folder: a repository on this host may be of the commit's own making, and git runs what a
+# repository's configuration names.
+_ADDRESS = re.compile(r"(?:https?|ssh|git)://[^\s/-].*|[\w.-]+@[\w.-]+:[^\s/].*", re.ASCII)
 _RELEASE_TAG = re.compile(r"v(\d+\.\d+)(\.\d+)?")
 _JOB_MEMORY = 3 * 2**30
 _BUILD_DISK = 3 * 2**30
@@ -192,6 +195,10 @@ def write_tree(repository: Repository, sha: str, tree: Path, cache: Path) -> Non
     for path in scratch.rglob("*.py"):
         path.unlink()
     for each in needed_submodules(repository, sha):
+        if not _ADDRESS.fullmatch(each.url):
+            raise SubjectError(
+                f"submodule {each.path}: {each.url!r} is no address of a server, such as https://..."
+            )
         source = open_commit(each.url, each.sha, cache)
         parts = _SUBMODULE_PARTS.get(each.path.rpartition("/")[2], ())
         source.export(each.sha, scratch / each.path, parts)

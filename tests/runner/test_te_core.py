@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runner import te_core, te_source, toolchain
-from runner.errors import BuildError, InfrastructureError, RefError, SubjectError
+from runner.errors import BuildError, InfrastructureError, RacewatchError, RefError, SubjectError
 from runner.git import Repository, open_repository
 from runner.store import Store, build_key
 from runner.te_core import LIBRARY, Cores
@@ -84,8 +84,12 @@ def new_work(folder: Path) -> Work:
 
 
 @pytest.fixture
-def cutlass(tmp_path: Path) -> tuple[Path, str]:
+def cutlass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
+    """A submodule's repository, of which this host has the only copy."""
     work = new_work(tmp_path / "cutlass")
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", f"url.{work.folder}.insteadOf")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "https://example.org/cutlass.git")
     sha = work.commit({"include/cutlass.h": "#define CUTLASS 1\n", "media/large.png": "x"})
     return work.folder, sha
 
@@ -97,7 +101,7 @@ def work(tmp_path: Path, cutlass: tuple[Path, str]) -> Work:
     modules = "".join(
         f'[submodule "{name}"]\n\tpath = 3rdparty/{name}\n\turl = {url}\n'
         for name, url in (
-            ("cutlass", cutlass[0]),
+            ("cutlass", "https://example.org/cutlass.git"),
             ("googletest", "https://example.org/googletest.git"),
             ("nccl-extensions", "https://example.org/nccl.git"),
         )
@@ -436,11 +440,39 @@ def test_the_tree_holds_of_each_submodule_what_the_core_reads(tree: Path) -> Non
     assert not (tree / "3rdparty" / "googletest").exists()
 
 
+@pytest.mark.parametrize("scheme", ["", "file://", "file://localhost"])
+def test_no_folder_of_this_host_is_a_commits_submodule(
+    work: Work, repository: Repository, tmp_path: Path, scheme: str
+) -> None:
+    # A repository that a commit brought itself, such as among its own files, may name commands in
+    # its configuration, which git runs where an object is missing.
+    evil, ran = new_work(tmp_path / "evil"), tmp_path / "ran"
+    settings = {
+        "core.repositoryFormatVersion": "1",
+        "extensions.partialClone": "origin",
+        "remote.origin.promisor": "true",
+        "remote.origin.url": f"ext::touch {ran}",
+        "protocol.ext.allow": "always",
+    }
+    for name, value in settings.items():
+        evil.git("config", name, value)
+    text = work.folder.joinpath(".gitmodules").read_text()
+    hostile = text.replace("https://example.org/cutlass.git", f"{scheme}{evil.folder}")
+    sha = work.commit({".gitmodules": hostile}, {"3rdparty/cutlass": "4" * 40})
+
+    with pytest.raises(RacewatchError) as refused:
+        te_core.write_tree(repository, sha, tmp_path / "tree", tmp_path / "cache")
+
+    assert not ran.exists(), "a command of the commit's choice ran on this host"
+    assert "is no address of a server" in str(refused.value)
+    assert not (tmp_path / "tree").exists()
+
+
 def test_a_submodule_that_cannot_be_fetched_is_one_sentence_and_no_tree(
     work: Work, repository: Repository, tmp_path: Path
 ) -> None:
     text = work.folder.joinpath(".gitmodules").read_text()
-    gone = text.replace(str(tmp_path / "cutlass"), "ssh+nothing://example.org/cutlass.git")
+    gone = text.replace("https://example.org/cutlass.git", "https://example.invalid/cutlass.git")
     sha = work.commit({".gitmodules": gone})
 
     with pytest.raises(InfrastructureError, match=r"cutlass\.git cannot be fetched"):
