@@ -294,9 +294,10 @@ def _build_all(
         how = "cached" if built.cached else f"{built.seconds:.1f} s"
         said = built.outcome or "built"
         note = f": {built.reason}" if built.outcome else f", {how}"
-        console.print(f"{build_id} {commit.ref}: {said}{note}", highlight=False, markup=False)
+        line = report.plain(f"{build_id} {commit.ref}: {said}{note}")
+        console.print(line, highlight=False, markup=False)
         if built.outcome is Outcome.BUILD_ERROR and build_id.kind == "stock":
-            console.print(built.signature, highlight=False, markup=False)
+            console.print(report.plain(built.signature), highlight=False, markup=False)
     return builds
 
 

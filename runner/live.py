@@ -27,11 +27,15 @@ class LiveProgress(report.PlainProgress):
             return
         table = Table(*report.headings(fold), box=None, pad_edge=False)
         for cell, row in zip(fold.cells(), report.rows(fold), strict=True):
-            table.add_row(*map(Text, row), style=_STYLES.get(cell.judgement.verdict, ""))
+            table.add_row(*map(_text, row), style=_STYLES.get(cell.judgement.verdict, ""))
         total = max(fold.started.trials_planned, len(fold.trials))
         bar = ProgressBar(total=total, completed=len(fold.trials), width=40)
         last = ""
         if isinstance(event, TrialFinished):
             last = f"{len(fold.trials)}/{total}  {event.cell}: {event.outcome} {event.signature}"
-        lines = [Text(line) for line in report.heading(fold.started)]
-        self._live.update(Group(*lines, table, bar, Text(last, no_wrap=True)))
+        lines = [_text(line) for line in report.heading(fold.started)]
+        self._live.update(Group(*lines, table, bar, Text(report.plain(last), no_wrap=True)))
+
+
+def _text(text: str) -> Text:
+    return Text(report.plain(text))

@@ -283,7 +283,7 @@ def guarded(command: Callable[[], int]) -> int:
     try:
         return command()
     except RacewatchError as error:
-        print(f"racewatch: {error}", file=sys.stderr)
+        print(f"racewatch: {report.plain(str(error))}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

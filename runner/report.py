@@ -17,6 +17,13 @@ SWALLOWED_ROWS = 8
 EMULATED = "EMULATED: no GPU took part; these rates say nothing about a real device"
 
 
+def plain(text: str) -> str:
+    """Text that a terminal shows and does not obey: a commit's own words may be in it."""
+    return "".join(
+        sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in text
+    )
+
+
 def headings(fold: Fold) -> tuple[str, ...]:
     """What the table's columns hold."""
     watched = any(cell.swallow for cell in fold.cells())
@@ -75,7 +82,7 @@ def table(fold: Fold) -> str:
     body = rows(fold)
     lines = [*heading(fold.started), "", *_columns([headings(fold), *body]), ""]
     lines += closing(fold)
-    return "\n".join(lines)
+    return plain("\n".join(lines))
 
 
 def heading(started: RunStarted) -> list[str]:
@@ -191,7 +198,7 @@ class PlainProgress:
         """Write the line of one event; `fold` holds it already."""
         if isinstance(event, RunStarted):
             self._planned = event.trials_planned
-            print(*heading(event), sep="\n", file=self._out, flush=True)
+            print(plain("\n".join(heading(event))), file=self._out, flush=True)
         elif isinstance(event, TrialFinished):
             self._done += 1
             said = [event.signature] if event.outcome is not Outcome.PASS else []
@@ -201,7 +208,7 @@ class PlainProgress:
             mark = "!" if event.outcome in FAILURES else " "
             print(
                 f"{mark} [{self._done}/{max(self._planned, self._done)}] {event.cell}: "
-                f"{event.outcome}{detail} {event.seconds:.1f} s",
+                f"{event.outcome}{plain(detail)} {event.seconds:.1f} s",
                 file=self._out,
                 flush=True,
             )

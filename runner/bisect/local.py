@@ -17,6 +17,7 @@ from runner.bisect.range import Range, into_merge
 from runner.bisect.verdict import Verdict
 from runner.bisect.verification import Higher
 from runner.errors import BisectionError, InputError, VariantError
+from runner.report import plain
 from runner.run import BuildId
 from runner.statistics.comparison import anytime
 from runner.statistics.counts import Counts
@@ -201,7 +202,7 @@ def told(event: Event, state: Bisection) -> str:
     match event:
         case Observation():
             commit = next((e.commit for e in state.range.classes if e.key == event.key), None)
-            name = f"{commit.sha[:12]} {commit.title[:50]}" if commit else event.key[:12]
+            name = f"{commit.sha[:12]} {plain(commit.title[:50])}" if commit else event.key[:12]
             built = f"built in {event.build_s:.0f} s, " if event.build_s else ""
             did = state.settings.observe.did(event.tally)
             what = did if event.n else f"{event.seen}: {event.reason}"

@@ -11,6 +11,7 @@ from runner.bisect.range import Range
 from runner.bisect.settings import Observe
 from runner.bisect.verification import Check, CheckKind, CheckState, Higher
 from runner.rates import percent
+from runner.report import plain
 from runner.result import Commit
 
 
@@ -200,7 +201,8 @@ def likeliest(posterior: Posterior, confidence: float) -> tuple[int, int]:
 
 def named(commit: Commit) -> str:
     """A commit in a sentence."""
-    return f"{commit.sha[:12]} ({commit.title})" if commit.title else commit.sha[:12]
+    title = plain(commit.title)
+    return f"{commit.sha[:12]} ({title})" if title else commit.sha[:12]
 
 
 def sure(probability: float) -> str:

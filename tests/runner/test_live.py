@@ -31,6 +31,10 @@ def trial(index: int, signature: str = "cudaErrorX") -> TrialFinished:
     return TrialFinished("r", index, "stock", Outcome.CAPTURE_ERROR, signature, "reason")
 
 
+def test_nothing_that_a_trial_says_steers_the_terminal() -> None:
+    assert "\x1b[2J" not in drawn(STARTED, trial(0, "a\x1b[2Jb"))
+
+
 def drawn(*events: Event) -> str:
     """What is on the screen after these events."""
     out = io.StringIO()

@@ -50,6 +50,24 @@ def trial(index: int, cell: str, outcome: Outcome, signature: str = "") -> Trial
     return TrialFinished("r", index, cell, outcome, signature, "the reason", seconds=1.25)
 
 
+HOSTILE = "a\x1b]0;title\x07\x1b[2Jb"
+"""What rewrites a terminal, as a commit's title and what its trials say of themselves may."""
+
+
+def test_nothing_that_a_commit_says_steers_the_terminal() -> None:
+    out = io.StringIO()
+    started = replace(STARTED, commit=Commit("a" * 40, "main", HOSTILE))
+    progress, fold = PlainProgress(out), Fold()
+    for event in (started, trial(0, "stock, background", Outcome.CRASH, HOSTILE)):
+        fold.add(event)
+        progress.show(event, fold)
+    fold.add(trial(1, "stock, background", Outcome.INFRA_ERROR, HOSTILE))
+    for said in (out.getvalue(), report.table(fold)):
+        assert "\x1b" not in said
+        assert "a\N{REPLACEMENT CHARACTER}]0;title" in said
+        assert said.count("\n") > 1
+
+
 TRIALS = (
     trial(0, "stock, background", Outcome.CAPTURE_ERROR, "cudaErrorX"),
     trial(1, "stock, background", Outcome.HANG, "hang: main"),
