@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import islice
 from pathlib import Path
 
 from runner.errors import InfrastructureError, InputError
@@ -23,6 +24,8 @@ _FATBIN_HEADER = struct.Struct("<IHHQ")  # magic, version, header size, payload 
 _ENTRY_HEADER = struct.Struct("<HHIQ12xI")  # kind, version, header size, payload size; architecture
 _ALIGNMENT = 8
 _ZEROS = bytes(1 << 20)
+IMAGES = 1_000_000
+"""More than a library holds: TE's core has some thousands."""
 
 
 class Kind(IntEnum):
@@ -92,9 +95,11 @@ def _trim(view: mmap.mmap, wanted: int, source: Path) -> Trimmed:
     kept: list[Image] = []
     dropped: list[Image] = []
     for fatbin in _fatbins(view, source):
-        usable = _usable(fatbin, wanted)
+        usable, rest = split(fatbin, wanted)
         kept += usable
-        dropped += [image for image in fatbin if image not in usable]
+        dropped += rest
+        if len(kept) + len(dropped) > IMAGES:
+            raise InputError(f"{source.name} holds more than {IMAGES} images: it is not used")
     if not kept:
         there = ", ".join(
             f"sm_{each}" for each in sorted({image.architecture for image in dropped})
@@ -110,6 +115,13 @@ def _trim(view: mmap.mmap, wanted: int, source: Path) -> Trimmed:
         kept_bytes=sum(image.size for image in kept),
         zeroed_bytes=sum(image.size for image in dropped),
     )
+
+
+def split(fatbin: list[Image], wanted: int) -> tuple[list[Image], list[Image]]:
+    """The images of a fatbin that a device of that architecture may run, and the others."""
+    usable = _usable(fatbin, wanted)
+    kept = set(usable)
+    return usable, [image for image in fatbin if image not in kept]
 
 
 def _usable(fatbin: list[Image], wanted: int) -> list[Image]:
@@ -151,7 +163,7 @@ def _fatbins(view: mmap.mmap, source: Path) -> Iterator[list[Image]]:
         stop = position + header_size + payload
         if header_size < _FATBIN_HEADER.size or stop > end:
             raise InputError(f"{source.name}: the fatbin at byte {position} is cut short")
-        yield list(_images(view, position + header_size, stop, source))
+        yield list(islice(_images(view, position + header_size, stop, source), IMAGES + 1))
         position = stop + (start - stop) % _ALIGNMENT
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import InputError
-from runner.fatbin import Kind, architectures, keep_architecture
+from runner.fatbin import Image, Kind, architectures, keep_architecture, split
 
 Entry = tuple[Kind, int, bytes]
 
@@ -65,6 +65,32 @@ def test_code_for_other_architectures_is_zeroed_in_place(tmp_path: Path) -> None
     trimmed = trim(library, "90")
 
     assert trimmed == library.read_bytes().replace(b"for-80!!", bytes(8))
+
+
+def test_a_library_of_countless_images_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A commit's own build made it, and this looks at it with no deadline.
+    monkeypatch.setattr("runner.fatbin.IMAGES", 3)
+    library = write_library(tmp_path, [[(Kind.CUBIN, 90, b"")] * 2, [(Kind.CUBIN, 90, b"")] * 2])
+    with pytest.raises(InputError, match=r"libkernels.so holds more than 3 images"):
+        trim(library, "90")
+
+
+def test_each_image_is_looked_up_once(tmp_path: Path) -> None:
+    compared = 0
+
+    class Counting(Image):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return super().__eq__(other)
+
+        __hash__ = Image.__hash__
+
+    fatbin = [Counting(Kind.CUBIN, 90 if n % 2 else 80, 64 * n, 8) for n in range(2000)]
+    assert len(split(fatbin, 90)[0]) == 1000
+    assert compared < 10_000
 
 
 def test_every_fatbin_of_the_library_is_trimmed(tmp_path: Path) -> None:
