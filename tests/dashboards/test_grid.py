@@ -329,6 +329,12 @@ def test_it_is_small_and_holds_still(chromium: Browser, long_branch: Served) -> 
         assert page.evaluate(SHIFTS) != [], "what moves is seen"
 
 
+SCROLLED_TO_THE_END = """() => {
+  window.scrollTo(0, document.body.scrollHeight);
+  return document.querySelectorAll("#grid tbody tr").length === 12;
+}"""
+
+
 def test_new_commits_push_no_older_one_out_of_sight(
     chromium: Browser, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,7 +343,7 @@ def test_new_commits_push_no_older_one_out_of_sight(
     with opened(chromium, f"{site.address}/?subject=te", viewport=NARROW) as tab:
         page = tab.page
         page.locator("#live.on").wait_for()
-        page.wait_for_function("() => document.querySelectorAll('#grid tbody tr').length === 12")
+        page.wait_for_function(SCROLLED_TO_THE_END)
         with site.database.session() as session:
             showcase.commit_on_main(session, "Come later", 12)
         showcase.one_more(site.database, site.made.runs["running"])
