@@ -211,7 +211,23 @@ class Run:
         late = self._fresh_reasons if started and started.trial_mode == "fork" else set()
         fresh = tuple(f"some trials had a fresh interpreter: {reason}" for reason in sorted(late))
         lanes = self._supervisor.notes if self._supervisor else ()
-        return (*lanes, *fresh, *self._unwatched(), *self._said)
+        return (*lanes, *fresh, *self._unwatched(), *self._uncompared(), *self._said)
+
+    def _uncompared(self) -> Iterator[str]:
+        """Which programs' passes say nothing of their outputs: nothing told what these must be."""
+        passed = Counter(
+            (self._cells[trial.index].program, trial.recipe)
+            for trial in self.fold.trials.values()
+            if trial.outcome is Outcome.PASS
+            and not trial.control
+            and not trial.cell.startswith(BASE)
+        )
+        for (program, recipe), number in passed.items():
+            if (program, recipe) not in self._references:
+                yield (
+                    f"{program} ({recipe}): no trial of stock alone passed, so the outputs of "
+                    f"{number} trials that passed were compared with nothing"
+                )
 
     def _unwatched(self) -> Iterator[str]:
         """Why trials that count were not watched, where they were to be."""
