@@ -193,7 +193,11 @@ class DockerBuilds:
         try:
             command = workshop.start(line)
             said = b"".join(iter(command.read, b""))
-            return said.decode(errors="replace") if command.wait() == 0 else None
+            status = command.wait()
+            if status < 0:  # no answer of the image's, and so none to be kept
+                ended = signal.Signals(-status).name
+                raise InfrastructureError(f"{line[0]} did not answer: {ended} ended it")
+            return said.decode(errors="replace") if status == 0 else None
         finally:
             workshop.end()
 

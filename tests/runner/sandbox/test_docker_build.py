@@ -583,6 +583,14 @@ def test_an_image_is_asked_once(builds: DockerBuilds, monkeypatch: pytest.Monkey
     assert builds.ask(["g++", "--version"]) == first
 
 
+def test_a_question_that_was_killed_is_asked_again(builds: DockerBuilds, home: Path) -> None:
+    killed = ["/bin/sh", "-c", "kill -9 $$"]
+    for _ in range(2):
+        with pytest.raises(InfrastructureError, match=r"/bin/sh did not answer: SIGKILL ended it"):
+            builds.ask(killed)
+    assert not any("kill" in path.read_text() for path in (home / "images").glob("*.json"))
+
+
 def test_what_an_image_does_not_have_is_none(builds: DockerBuilds) -> None:
     assert builds.which("no-such-compiler") is None
     assert builds.ask(["false"]) is None
