@@ -158,7 +158,7 @@ def load(name_or_path: str = DEFAULT) -> Toolchain:
         raise ToolchainError(
             f"toolchain {path}: the file cannot be read ({error.strerror})"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ToolchainError(f"toolchain {path}: not valid TOML: {error}") from error
     return parse(document, str(path))
 

@@ -110,7 +110,7 @@ class ServiceSettings(BaseSettings):
             }
         try:
             data = tomllib.loads(self.config.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"RACEWATCH_CONFIG: {self.config} cannot be read: {error}") from error
         unknown = set(data) - {"subjects"}
         if unknown or not isinstance(data.get("subjects"), dict):
