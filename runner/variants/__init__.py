@@ -12,6 +12,8 @@ from runner.variants.names import BuildKind, Variant
 
 __all__ = ["Applied", "BuildKind", "Variant", "apply", "transform"]
 
+SOURCE_BYTES = 4 * 2**20
+"""How large one C++ source may be: tens of times TE's largest."""
 _SUFFIXES = frozenset({".h", ".hpp", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".cu"})
 
 
@@ -77,9 +79,17 @@ def apply(kind: BuildKind, csrc_dir: Path) -> Applied:
 
 
 def read(csrc_dir: Path) -> dict[str, str]:
-    """The C++ sources below a folder by their path in it, byte for byte as text."""
-    return {
-        path.relative_to(csrc_dir).as_posix(): path.read_bytes().decode("utf-8", "surrogateescape")
-        for path in sorted(csrc_dir.rglob("*"))
-        if path.suffix in _SUFFIXES and path.is_file()
-    }
+    """The C++ sources below a folder by their path in it, byte for byte as text.
+
+    Raises VariantError for one so large that the parser, which has no deadline, were long at it.
+    """
+    found = {}
+    for path in sorted(csrc_dir.rglob("*")):
+        if path.suffix in _SUFFIXES and path.is_file():
+            name, size = path.relative_to(csrc_dir).as_posix(), path.stat().st_size
+            if size > SOURCE_BYTES:
+                raise VariantError(
+                    f"{name} has {size / 2**20:.1f} MiB, more than {SOURCE_BYTES / 2**20:g}"
+                )
+            found[name] = path.read_bytes().decode("utf-8", "surrogateescape")
+    return found

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from runner.errors import VariantError
+
 _TOKEN = re.compile(
     r"""
     (?P<comment>//(?:\\\r?\n|[^\n])*|/\*.*?(?:\*/|\Z))
@@ -28,6 +30,8 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+DEPTH = 200
+"""Brackets in brackets: more than a source has, and few enough for one made to have many."""
 _CLOSER = {"(": ")", "[": "]", "{": "}"}
 _OPENER = {closer: opener for opener, closer in _CLOSER.items()}
 _PUNCTUATION = re.compile(r"[^\w\s]")
@@ -211,6 +215,8 @@ def _pair(code: str, conditionals: list[_Conditional]) -> dict[int, int]:
     for at, token, never in sorted(events):
         if token in _CLOSER:
             stack.append(at)
+            if len(stack) > DEPTH:
+                raise VariantError(f"a source has brackets in brackets, more than {DEPTH} deep")
         elif token in _OPENER:
             depths = [i for i, opener in enumerate(stack) if code[opener] == _OPENER[token]]
             if depths:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runner.errors import VariantError
 from runner.variants.cpp import Function, Insertion, Source, Span, insert
 
 
@@ -119,6 +120,13 @@ def test_both_branches_of_a_conditional_may_open_the_same_body() -> None:
 
 def test_the_else_of_a_dead_branch_counts() -> None:
     assert function("#if 0\n}}} don't ( \n#else\nint target() { g(); }\n#endif\n")
+
+
+@pytest.mark.parametrize("text", ["(" * 300 + ")" * 300, "namespace a{" * 300 + "}" * 300])
+def test_brackets_deeper_than_anyone_writes_are_refused(text: str) -> None:
+    # Found before, they took hours of a process that has no deadline, or a traceback.
+    with pytest.raises(VariantError, match="brackets in brackets, more than 200 deep"):
+        _ = Source(text).functions
 
 
 def test_digit_separators_and_character_literals_hold_no_brackets() -> None:

@@ -15,6 +15,14 @@ from runner.variants import Applied, BuildKind, Variant, apply, read, transform
 from runner.variants.cpp import Source
 from runner.variants.ffi13 import HANDLERS
 
+
+def test_a_source_larger_than_anyone_writes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "extensions").mkdir()
+    (tmp_path / "extensions" / "huge.cpp").write_bytes(b"\n" * (4 * 2**20 + 1))
+    with pytest.raises(VariantError, match=r"extensions/huge\.cpp has 4\.0 MiB, more than 4"):
+        apply(BuildKind.STOCK, tmp_path)
+
+
 INSTRUMENTED_FILES = (
     "extensions/activation.cpp",
     "extensions/amax.cpp",
