@@ -14,7 +14,7 @@ from filelock import FileLock
 from runner import te_source
 from runner.build_command import BuildCommands, CompilerCache, Workspace
 from runner.device import available_memory
-from runner.errors import InfrastructureError, RefError, SubjectError
+from runner.errors import BuildError, InfrastructureError, RefError, SubjectError
 from runner.git import Repository, Submodule, open_commit
 from runner.sandbox.process_build import ProcessBuilds
 from runner.sandbox.workshop import BuildSandbox
@@ -65,8 +65,8 @@ class Core:
 class Cores:
     """Cores for commits of one repository, from the cache, the store, a release or a build.
 
-    A build's folder stays until the build is done, so that an interrupted one is resumed, except
-    in a container, which keeps nothing.
+    A build's folder stays until the build is done or has failed, so that an interrupted one is
+    resumed, except in a container, which keeps nothing.
     """
 
     repository: Repository
@@ -114,15 +114,21 @@ class Cores:
             write_tree(self.repository, sha, tree, self.cache)
         prepare_core(env, self.sandbox)
         log = work / "build.log"
+        hopeless = False
         try:
             library = compile_core(
                 tree, env, work / "build",
                 architecture=architecture, log=log, jobs=self.jobs, cache=self.compiler_cache,
                 sandbox=self.sandbox,
             )  # fmt: skip
+        except BuildError:
+            hopeless = True
+            raise
         finally:
             if log.is_file():
                 self.store.put_log(key, log.read_text(encoding="utf-8", errors="replace"))
+            if hopeless:
+                shutil.rmtree(work)
         result = work / "result"
         result.mkdir(exist_ok=True)
         os.replace(library, result / LIBRARY)
@@ -327,7 +333,11 @@ def _missing_submodules(tree: Path) -> list[str]:
     cmake_file = tree / _CMAKE_FILE
     if not cmake_file.is_file():
         return [f"{tree} has no {_CMAKE_FILE}: it is no TransformerEngine"]
-    names = set(re.findall(r"3rdparty/([A-Za-z0-9_-]+)", cmake_file.read_text(encoding="utf-8")))
+    names = set(
+        re.findall(
+            r"3rdparty/([A-Za-z0-9_-]+)", cmake_file.read_text(encoding="utf-8", errors="replace")
+        )
+    )
     needed = sorted(name for name in names if not _SUBMODULES_UNUSED.match(name))
     return [
         f"submodule 3rdparty/{name} is not there: run git submodule update --init in the checkout"

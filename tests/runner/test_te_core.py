@@ -345,6 +345,12 @@ def test_what_is_missing_is_said_before_anything_is_built(
     assert not (tmp_path / "build").exists()
 
 
+def test_a_cmake_file_in_another_encoding_is_read(tree: Path, env: ToolchainEnv) -> None:
+    with (tree / "transformer_engine" / "common" / "CMakeLists.txt").open("ab") as file:
+        file.write(b"# caf\xe9\n")
+    assert te_core.missing_prerequisites(tree, env, "90") == []
+
+
 @needs_cmake
 def test_the_core_is_built_by_the_trees_own_cmake_file(
     tree: Path, env: ToolchainEnv, tmp_path: Path
@@ -390,6 +396,7 @@ def test_sources_that_do_not_compile_are_a_build_error_and_the_log_is_kept(
     key = build_key(te_core.core_parts(cores.repository, sha, env, "90"))
     assert "norm.cpp:1:18: error:" in (cores.store.log(key) or "")
     assert not cores.store.has(key)
+    assert os.listdir(cores.cache / "core-builds") == [], "the same sources will not compile later"
 
 
 @needs_cmake
