@@ -388,12 +388,17 @@ class EventsFile:
 
 def write_json(fold: result.Fold, path: Path) -> None:
     """Write the result whole or not at all. Raises InfrastructureError where that fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # A pipe or a device, such as /dev/stdout, is no place to put a file in.
+    special = path.exists() and not path.is_file()
+    place = path if special else path.resolve()
+    temporary = place if special else place.with_name(f".{place.name}.{os.getpid()}")
     try:
         temporary.write_text(json.dumps(fold.as_json(), indent=1, default=str) + "\n")
-        temporary.replace(path)
+        if not special:
+            temporary.replace(place)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        if not special:
+            temporary.unlink(missing_ok=True)
         raise InfrastructureError(f"--json: cannot write {path}: {error.strerror}") from error
 
 

@@ -211,6 +211,28 @@ def test_a_result_that_cannot_be_written_leaves_the_older_one(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_pipe_or_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    class Finished(Fold):
+        def as_json(self) -> dict[str, object]:
+            return {"status": "complete"}
+
+    kept, link = tmp_path / "kept", tmp_path / "link"
+    kept.write_text("older")
+    link.symlink_to(kept)  # as /dev/stdout is one
+    node.write_json(Finished(), link)
+    assert link.is_symlink()
+    assert json.loads(kept.read_text()) == {"status": "complete"}
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        node.write_json(Finished(), pipe)
+        assert pipe.is_fifo()
+        assert json.loads(os.read(reader, 4096)) == {"status": "complete"}
+    finally:
+        os.close(reader)
+
+
 def test_a_file_that_only_others_may_write_is_refused_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
