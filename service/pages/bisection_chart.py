@@ -13,7 +13,7 @@ from service.pages.words import chance, interval, percent, short_sha
 from service.reading.bisections import Searched, Suspect
 
 LEFT, RIGHT = 14.0, 56.0
-TOP, LIKELY_HEIGHT, GAP, RATE_HEIGHT, BOTTOM = 48.0, 150.0, 44.0, 120.0, 28.0
+TOP, LIKELY_HEIGHT, GAP, RATE_HEIGHT, BOTTOM = 28.0, 150.0, 28.0, 120.0, 28.0
 WIDTH, WIDEST_STEP, LEAST_STEP = 1_240.0, 110.0, 9.0
 RATE_TOP = TOP + LIKELY_HEIGHT + GAP
 HEIGHT = RATE_TOP + RATE_HEIGHT + BOTTOM

@@ -87,7 +87,7 @@ def main() -> None:
         take(chromium, one, pictures(made), folder)
         found = bisected.make(other).ids["found"]
         bisections = {
-            "bisection": Picture(f"/bisections/{found}"),
+            "bisection": Picture(f"/bisections/{found}", tall=True),
             "bisections": Picture("/bisections", "dark"),
         }
         take(chromium, other, bisections, folder)

@@ -333,7 +333,7 @@ def test_one_that_observes_swallowed_work_says_so_in_every_word(
         text = unescape(client.get(f"/bisections/{identity}").text)
     told = " ".join(" ".join(read(text).text).split())
     assert "Counts trials with foreign work in a capture window" in told
-    assert "Trials with foreign work of each build, with 95 % intervals" in told
+    assert "Below: trials with foreign work of each build, with 95 % intervals" in told
     assert "never had foreign work" in told
     assert "Failures per trial" not in told
     assert "--observe swallow" in copied_from(text, "alone")
