@@ -109,7 +109,7 @@ def ls_remote(source: str) -> dict[str, str]:
     if done.returncode != 0:
         raise InfrastructureError(f"{source}: its refs cannot be listed: {_reason(done.stderr)}")
     refs: dict[str, str] = {}
-    for line in done.stdout.splitlines():
+    for line in filter(None, done.stdout.split("\n")):  # other ends of lines may be in names
         sha, _, ref = line.partition("\t")
         # What an annotated tag names follows the tag itself, and replaces it.
         refs[ref.removesuffix(_PEELED)] = sha

@@ -417,6 +417,17 @@ class TestFailures:
 
         assert poll(db, settings, "demo") == []
 
+    def test_a_branch_may_have_an_end_of_line_of_others_in_its_name(
+        self, upstream: Upstream
+    ) -> None:
+        name = "one\u2028" + "d" * 40
+        upstream.git("branch", name)
+
+        found = ls_remote(str(upstream.folder))
+
+        main = upstream.git("rev-parse", "main")
+        assert found == {"HEAD": main, "refs/heads/main": main, f"refs/heads/{name}": main}
+
     def test_a_source_is_never_an_option(self, tmp_path: Path) -> None:
         with pytest.raises(InfrastructureError):
             ls_remote(f"--upload-pack=touch {tmp_path}/done")
