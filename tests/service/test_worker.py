@@ -265,16 +265,20 @@ def test_a_repository_that_is_away_is_looked_at_again_later(
     assert [job.later > 0 for job in flow.jobs(db, "prepare")] == [True]
 
 
-def test_git_that_never_answers_is_not_waited_for(
-    db: Database, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def silent(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerProcess:
+    """A worker whose git gets no answer."""
     monkeypatch.setattr(working, "LOOK_S", 1.0)
     monkeypatch.setenv("RACEWATCH_HOME", str(tmp_path))
     monkeypatch.setenv("GIT_SSH_COMMAND", "sleep 600;")
     worker = start()
     worker.settings.subject("demo").repository = "ssh://nobody.invalid/demo.git"
+    return worker
+
+
+def test_git_that_never_answers_is_not_waited_for(db: Database, silent: WorkerProcess) -> None:
     run = order(db)
-    worker.prepare(run)
+    silent.prepare(run)
     stored = flow.row(db, run)
     assert (stored.state, stored.setbacks) == (RunState.QUEUED, 1)
     assert stored.reason == "git gave no answer in 1 s"
@@ -306,15 +310,10 @@ def test_a_bisection_waits_for_a_repository_that_is_away_and_says_so(
 
 
 def test_a_bisection_does_not_wait_for_git_that_never_answers(
-    db: Database, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    db: Database, silent: WorkerProcess
 ) -> None:
-    monkeypatch.setattr(working, "LOOK_S", 1.0)
-    monkeypatch.setenv("RACEWATCH_HOME", str(tmp_path))
-    monkeypatch.setenv("GIT_SSH_COMMAND", "sleep 600;")
-    worker = start()
-    worker.settings.subject("demo").repository = "ssh://nobody.invalid/demo.git"
     identity = bisected(db)
-    worker.bisect(identity, "range", 0)
+    silent.bisect(identity, "range", 0)
     with db.session() as session:
         stored = session.get_one(Bisection, identity)
     assert (stored.setbacks, stored.reason) == (1, "git gave no answer in 1 s")
