@@ -424,7 +424,9 @@ class Supervisor:
         finally:
             stopped.set()
             for thread in threads.values():
-                thread.join()
+                # A signal may have come while one was started: that one finds that it is stopped.
+                if thread.is_alive():
+                    thread.join()
 
     def _take(self, lane: Lane, assignments: deque[Assignment]) -> Assignment | None:
         """The first that the lane may run. Others may append meanwhile, at the end."""

@@ -186,6 +186,22 @@ def test_a_parent_that_cannot_be_started_is_infrastructure(
     assert outcome(finished) is Outcome.INFRA_ERROR
 
 
+def test_a_signal_while_a_lane_is_started_is_what_is_raised(
+    assign: Callable[..., Assignment],
+    supervise_on: Supervise,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    supervisor = supervise_on(Watched(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(supervisor.run(deque([assign(0)])))
+
+
 def test_the_reason_of_a_parent_that_cannot_import_is_kept(
     spec: Spec, supervise_on: Supervise, tmp_path: Path
 ) -> None:
