@@ -94,11 +94,24 @@ def by_measurement(
     runs = session.exec(
         select(RunCell.run_id).where(col(RunCell.measurement_id).in_(measurements)).distinct()
     ).all()
+    controlled = by_run(session, col(Trial.run_id).in_(runs))
+    return worst_met(session, controlled, only, col(Trial.measurement_id).in_(measurements))
+
+
+def worst_met(
+    session: Session,
+    controlled: Mapping[UUID, Mapping[Place, DeviceControl]],
+    only: Proof | None,
+    *where: ColumnElement[bool],
+) -> Mapping[int, ControlVerdict]:
+    """What the least proven of these devices that a measurement's trials met can prove, for each
+    that met one. controlled: as `by_run` tells of them. only: those that can prove just that.
+    where: which trials, all where nothing is said."""
     proofs = {
-        (run, place): shown.verdict
-        for run, places in by_run(session, col(Trial.run_id).in_(runs)).items()
+        (run, place): verdict
+        for run, places in controlled.items()
         for place, shown in places.items()
-        if only in (None, shown.verdict.proof)
+        if only in (None, (verdict := shown.verdict).proof)
     }
     if not proofs:
         return {}
@@ -106,10 +119,10 @@ def by_measurement(
     for measurement, run, worker, device in session.exec(
         select(Trial.measurement_id, Trial.run_id, Trial.worker_id, Trial.device)
         .where(
-            col(Trial.measurement_id).in_(measurements),
             col(Trial.run_id).in_({run for run, _ in proofs}),
             col(Trial.run_cell_id).is_not(None),
             col(Trial.outcome).in_(COUNTED),
+            *where,
         )
         .distinct()
     ):

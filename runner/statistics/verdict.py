@@ -68,11 +68,11 @@ def judge_cell(
         `regressed` and `no worse` become `unproven`, and `fixed` becomes what head is by itself.
     """
     doubted = base_control is not None and (base_control.hides or base_control.fails_alone)
-    verdict = _alone(head, clean_below, adaptive)
-    if base is not None:
-        compared = _against(head, base, clean_below, adaptive)
-        if not (doubted and compared.kind is Kind.FIXED):
-            verdict = compared
+    compared = None if base is None else _against(head, base, clean_below, adaptive)
+    if compared is None or (doubted and compared.kind is Kind.FIXED):
+        verdict = _alone(head, clean_below, adaptive)
+    else:
+        verdict = compared
     if adaptive and head.n:
         verdict = replace(verdict, text=f"{verdict.text} (adaptive trials)", adaptive=True)
     if control is not None:
