@@ -228,15 +228,14 @@ def test_events_come_on_a_descriptor_of_their_own(
     parent: DockerParent, spec: Spec, folder: Path
 ) -> None:
     log = folder / "trial.log"
-    trial = spec(background=True, RACEWATCH_HOLD_MS="0")
+    trial = spec(background=True, EMULATION_BACKGROUND="synchronize")
     parent.send(start(TrialSpec(**{**vars(trial), "log": str(log)})))
     kinds = []
     for event in events(parent):
         kinds.append(event["event"])
         if kinds[-1] == "exit":
             break
-    assert kinds[0] == "started"
-    assert "result" in kinds
+    assert {"started", "result"} <= set(kinds)  # the trial's may overtake its parent's "started"
     assert "Traceback" in log.read_text()  # the race's error: the trial's own output
 
 
