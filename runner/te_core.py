@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock
+from packaging.version import Version
 
 from runner import te_source
 from runner.build_command import BuildCommands, CompilerCache, Workspace
@@ -61,6 +62,11 @@ class Core:
     release: str = ""
 
 
+def core_in(wheel: Path, version: str, cuda_major: int) -> Core:
+    """The core in an unpacked wheel, keyed alike for the release and its commits."""
+    return Core(f"release-{Version(version)}-cu{cuda_major}", library_in(wheel), version)
+
+
 @dataclass(frozen=True)
 class Cores:
     """Cores for commits of one repository, from the cache, the store, a release or a build.
@@ -86,9 +92,7 @@ class Cores:
             wheel = te_source.fetch_core_wheel(version, self.toolchain.cuda_major, self.cache)
         except RefError:
             return None  # the tag was not published for this CUDA: its core is built
-        project = te_source.core_project(self.toolchain.cuda_major)
-        key = build_key({"part": "core", "project": project, "version": version})
-        return Core(key, library_in(wheel), version)
+        return core_in(wheel, version, self.toolchain.cuda_major)
 
     def build(self, sha: str, env: ToolchainEnv, architecture: str) -> Core:
         """The core built from the commit's sources for one GPU architecture.

@@ -168,8 +168,8 @@ class TeSubject:
         built = self._builds.build(build_id, recipe)
         if not built.folder:
             return built
-        library = te_core.library_in(wheel)
-        return self._on_core(built, library, f"release-{commit.sha}-cu{self._toolchain.cuda_major}")
+        core = te_core.core_in(wheel, commit.sha, self._toolchain.cuda_major)
+        return self._on_core(built, core.library, core.key)
 
     def _git_recipe(self, commit: Commit) -> Recipe:
         repository = self._git()

@@ -259,6 +259,7 @@ def test_a_released_core_is_the_wheels_library(
 
     assert core is not None
     assert (core.library, core.release) == (library, "2.14.0")
+    assert core == te_core.core_in(tmp_path / "wheel", "2.14.0", 13)  # a build of the release's own
     assert asked == [("2.14.0", 13)]
 
 
