@@ -235,6 +235,13 @@ def _classify_exit(evidence: Evidence, log: Log) -> Classification:
         exception_in(log) if evidence.exit_status != 0 else ""
     )
     if exception and evidence.stage in _BEFORE_EXECUTION:
+        lacking = first(told(log, rules.COMPILER_FILES, Outcome.INFRA_ERROR))
+        if lacking:
+            return _infra(
+                lacking.signature,
+                "XLA has no CUDA compiler files: where trials run, install jax[cuda13] whole, or "
+                "CUDA in /usr/local/cuda",
+            )
         return Classification(
             Outcome.UNSUPPORTED,
             exception,

@@ -579,6 +579,15 @@ FALLBACK = (
     ),
 )
 
+# Only why nothing could be compiled: a program that needs none of it races all the same.
+COMPILER_FILES = (
+    _rule(
+        "no libdevice",
+        "libdevice",
+        r"can't find libdevice directory",
+    ),
+)
+
 WRONG_OUTPUT = (
     _rule(
         "values differ",

@@ -29,7 +29,7 @@ def first(hits: Iterable[Hit]) -> Hit | None:
 
 def told(log: Log, table: tuple[rules.Rule, ...], meaning: str) -> Iterator[Hit]:
     """Each rule's first error in the log."""
-    any_level = table is rules.FALLBACK
+    any_level = table in (rules.FALLBACK, rules.COMPILER_FILES)
     for rule in table:
         if not any(needle in log.lower for needle in rule.needles):
             continue

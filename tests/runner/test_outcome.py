@@ -1372,3 +1372,27 @@ class TestBeforeTheFirstExecution:
             exit_status=1, stage="compile", error="CUDA Error: capturing stream has unjoined work"
         )
         assert classify(evidence).outcome is Outcome.CAPTURE_ERROR
+
+    @pytest.mark.parametrize(
+        ("stage", "error", "outcome"),
+        [
+            ("compile", "JaxRuntimeError: INTERNAL: Failed to get configs", Outcome.INFRA_ERROR),
+            # What needs none of these files races, or fails, all the same.
+            ("execute", "JaxRuntimeError: INTERNAL: Failed to launch", Outcome.CRASH),
+            ("execute", "CUDA Error: capturing stream has unjoined work", Outcome.CAPTURE_ERROR),
+        ],
+    )
+    def test_an_image_without_libdevice_is_no_fault_of_a_commit(
+        self, stage: str, error: str, outcome: Outcome
+    ) -> None:
+        """The warning is XLA's own, of a container whose image had no CUDA in it."""
+        output = (
+            "W1130 23:21:41.549607      68 nvptx_libdevice_path.cc:41] Can't find libdevice "
+            "directory ${CUDA_DIR}/nvvm/libdevice. This may result in compilation or runtime "
+            "failures, if the program we try to run uses routines from libdevice.\n"
+        )
+        found = classify(Evidence(exit_status=1, stage=stage, error=error, output=output))
+        assert found.outcome is outcome
+        if outcome is Outcome.INFRA_ERROR:
+            assert found.signature == "no libdevice"
+            assert "install jax[cuda13]" in found.reason
