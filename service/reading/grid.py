@@ -14,8 +14,9 @@ from typing import Any
 from sqlmodel import Session, col, select
 
 from runner.result import Commit as CommitFacts
+from service.reading import bisected, grid_choices, grid_commits
 from service.reading import changes as finding
-from service.reading import grid_choices, grid_commits
+from service.reading.bisected import Bisected
 from service.reading.cells import CellName, cell_name
 from service.reading.changes import Change, Scope
 from service.reading.doubted import NONE, Doubts
@@ -71,7 +72,8 @@ class ColumnGroup:
 class ChangedCommit:
     """A commit that, likeliest, brought changes of rates, and those changes with their cells.
 
-    oldest, newest: the hashes of the first and last commit that may have brought them.
+    oldest, newest: the hashes of the first and last commit that may have brought them. bisected:
+    what a bisection found there, None where none did.
     """
 
     sha: str
@@ -85,6 +87,7 @@ class ChangedCommit:
     oldest: str
     newest: str
     cells: tuple[tuple[CellName, Change], ...]
+    bisected: Bisected | None = None
 
     @property
     def suspects(self) -> int:
@@ -231,6 +234,7 @@ def _changed(
     groups = every[:CHANGED]
     spans = [_span(group) for group in groups]
     commits = _at(session, chosen, {n for span in spans for n in span})
+    found = bisected.found(session, chosen.subject, chosen.branch, chosen.queue, names)
     named = tuple(
         ChangedCommit(
             sha=commits[position].sha,
@@ -244,6 +248,9 @@ def _changed(
             oldest=commits[low].sha,
             newest=commits[high].sha,
             cells=tuple((names[change.cell], change) for change in group),
+            bisected=bisected.of_change(
+                found, {change.cell for change in group}, low, high, group[0].rises
+            ),
         )
         for group, (low, position, high) in zip(groups, spans, strict=True)
         if {low, position, high} <= commits.keys()

@@ -258,7 +258,7 @@ def test_it_asks_a_fixed_number_of_questions_and_none_of_trials(shown: Shown, su
     database, _ = shown
     with _statements(database) as asked:
         read(database, subject=subject)
-    assert len(asked) <= 13
+    assert len(asked) <= 14
     assert not [statement for statement in asked if "trials" in statement]
 
 
