@@ -13,6 +13,7 @@ from runner import result
 from runner.bisect.verdict import Verdict, VerdictKind
 from service.bisection import verdict_data
 from service.database import Database
+from service.pages import view
 from service.reading import grid
 from service.reading.grid import Grid, GridFilter
 from service.tables import Bisection, BisectionState, Cell, Run, RunCell, RunState
@@ -70,6 +71,9 @@ def test_a_change_names_the_commit_that_a_bisection_found(shown: Shown) -> None:
         assert (rose.bisected.sha, rose.bisected.commits) == (sha, 1)
         assert (rose.bisected.title, rose.bisected.probability) == (f"Title {sha}", 0.995)
         assert fell.bisected is None, "the rate fell there, and rose with the culprit"
+        said = view.macro("grid_parts.html", "change_list")(found.chosen, found.changes)
+        assert f'<a href="/bisections/{rose.bisected.id}">Bisected</a>, 99.50 % sure: ' in said
+        assert said.count("Bisected") == 1
 
 
 def test_what_fixed_it_is_said_where_the_rate_fell(shown: Shown) -> None:
