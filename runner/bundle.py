@@ -16,6 +16,7 @@ from typing import Any
 from runner import te_site
 from runner.detector.record import Detector
 from runner.errors import InfrastructureError, InputError
+from runner.matrix import Matrix, as_data
 from runner.result import Commit
 from runner.run import HARNESS, Base, BuildId, PreparedBuild
 
@@ -97,13 +98,15 @@ def pack(
     part_mib: int | None = None,
     bisection: Mapping[str, Any] | None = None,
     control: Base | None = None,
+    matrices: Sequence[Matrix] = (),
 ) -> Bundle:
     """Write the bundle `out` (a .tar.xz), or `out.part00`, ... of at most `part_mib` MiB each.
 
     dependencies: a folder of Python packages that TE imports, used where the node has none.
     detector: what watches trials there, or why there is none. bisection: what `run.py --bisect`
     bisects, as `runner.bisect.packed` writes it; the commits are then those of its range.
-    control: what the control cells run there, if any.
+    control: what the control cells run there, if any. matrices: what the builds are for; there
+    `run.py` knows them by name, and runs the first where none is named.
     Raises InfrastructureError where it cannot be written; nothing half-written is left.
     """
     check_target(out, part_mib)
@@ -119,6 +122,7 @@ def pack(
                 "detector": asdict(_carried(tree, detector)),
                 "commits": [_commit_row(tree, commit) for commit in commits],
                 "control": _base_row(tree, control),
+                "matrices": [as_data(one) for one in matrices],
                 "bisection": bisection,
             }
             _lay_out(tree, manifest, dependencies)

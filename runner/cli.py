@@ -234,6 +234,7 @@ def bundle(
         dependencies=opened.node_packages(),
         detector=detector,
         control=control,
+        matrices=wanted,
         out=out,
         part_mib=part_mib,
     )

@@ -13,7 +13,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,7 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="run.py", description=__doc__)
-    parser.add_argument("--matrix", default="issue-3863", help="a matrix by name or a TOML file")
+    parser.add_argument(
+        "--matrix", help="a matrix by name or a TOML file (default: the first of the bundle's)"
+    )
     parser.add_argument("--ref", help="which of the bundle's commits (default: the first)")
     parser.add_argument("--cell", action="append", default=[], help="only this cell (repeatable)")
     parser.add_argument("--trials", type=int, help="trials of each cell, instead of the matrix's")
@@ -106,7 +108,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.ref is not None and options.ref not in by_ref:
         raise InputError(f"--ref: no {options.ref!r} in this bundle; it has {', '.join(by_ref)}")
     chosen = by_ref[options.ref] if options.ref else commits[0]
-    wanted = matrix.load(options.matrix).with_trials(options.trials).only(tuple(options.cell))
+    wanted = _matrix(options.matrix, manifest)
+    wanted = wanted.with_trials(options.trials).only(tuple(options.cell))
     wanted = wanted.with_detect(options.detect).with_controls(options.controls)
     builds = {
         run.BuildId(BuildKind(row["kind"]), tuple(row["pulls"])): prepared(row["build"], HERE)
@@ -116,7 +119,7 @@ def _run(options: argparse.Namespace) -> int:
         if build_id not in builds:
             raise InputError(
                 f"matrix {wanted.name} needs the build {build_id}, which this bundle does not "
-                f"hold; it has {', '.join(map(str, builds))}"
+                f"hold; it has {', '.join(map(str, builds))}{_made_for(manifest)}"
             )
     base = _base(chosen["base"])
     control = _base(manifest.get("control")) if wanted.controls else None
@@ -136,6 +139,26 @@ def _base(row: dict[str, Any] | None) -> run.Base | None:
     if row is None:
         return None
     return run.Base(result.Commit(**row["commit"]), prepared(row["build"], HERE))
+
+
+def _made_for(manifest: Mapping[str, Any]) -> str:
+    names = [row["name"] for row in manifest.get("matrices", ())]
+    return f", for --matrix {' or '.join(names)}" if names else ""
+
+
+def _matrix(name: str | None, manifest: Mapping[str, Any]) -> matrix.Matrix:
+    """One that the bundle was made for, or that ships, or a file."""
+    carried = {row["name"]: row for row in manifest.get("matrices", ())}
+    chosen = name or next(iter(carried), "issue-3863")
+    if chosen in carried:
+        return matrix.from_data(carried[chosen], chosen)
+    others = ", ".join(sorted(carried.keys() - set(matrix.available())))
+    if others and chosen not in matrix.available() and not Path(chosen).is_file():
+        raise InputError(
+            f"matrix {chosen!r}: neither a file nor one of {', '.join(matrix.available())}, nor "
+            f"of this bundle's own, {others}"
+        )
+    return matrix.load(chosen)
 
 
 def _plan(

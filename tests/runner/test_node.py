@@ -16,11 +16,22 @@ from runner import node
 from runner.bundle import BundledCommit, pack
 from runner.detector.record import Detector
 from runner.errors import InfrastructureError, InputError
+from runner.matrix import parse
 from runner.result import Commit, Fold, RunEnded, load
 from runner.run import BuildId, PreparedBuild
 from runner.variants.names import BuildKind
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+MINE = """
+detect = true
+[[cells]]
+name = "alone, twice"
+variant = "stock"
+background = false
+trials = 2
+"""
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +48,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         toolchain="t",
         dependencies=folder / "deps",
         detector=Detector(reason="no CUPTI for it"),
+        matrices=[parse(MINE, "mine")],
         out=folder / "te.tar.xz",
     )
     shutil.unpack_archive(folder / "te.tar.xz", folder / "out", "xztar")
@@ -78,8 +90,16 @@ def test_a_node_without_a_gpu_is_told_in_one_sentence(run: Run, alone: Path) -> 
     ("arguments", "said"),
     [
         (["--ref", "main"], "--ref: no 'main' in this bundle; it has 2.20.2"),
-        (["--matrix", "issue-3863"], "matrix issue-3863 needs the build instrumented"),
-        (["--matrix", "nonsense"], "matrix 'nonsense'"),
+        (
+            ["--matrix", "issue-3863"],
+            "matrix issue-3863 needs the build instrumented, which this bundle does not hold; it "
+            "has stock, for --matrix mine",
+        ),
+        (
+            ["--matrix", "nonsense"],
+            "matrix 'nonsense': neither a file nor one of after-fix, issue-3863, quick, nor of "
+            "this bundle's own, mine",
+        ),
         (["--parallel", "0"], "--parallel: must be at least 1"),
         (["--progress-s", "0"], "--progress-s: must be more than 0"),
         (["--trials", "0"], "--trials: must be"),
@@ -106,6 +126,18 @@ def alone(tmp_path: Path) -> Path:
     path = tmp_path / "alone.toml"
     path.write_text('[[cells]]\nname = "alone"\nvariant = "stock"\nbackground = false\n')
     return path
+
+
+@pytest.mark.parametrize("named", [[], ["--matrix", "mine"]], ids=["by default", "by name"])
+def test_a_bundle_brings_the_matrix_that_it_was_made_for(
+    run: Run, tmp_path: Path, named: list[str]
+) -> None:
+    answer = tmp_path / "result.json"
+    run(*named, "--json", str(answer), "--work", str(tmp_path / "work"))
+    read = json.loads(answer.read_text())
+    assert read["matrix"] == "mine"
+    assert [(cell["name"], cell["trials"]) for cell in read["cells"]] == [("alone, twice", 2)]
+    assert "no CUPTI for it" in answer.read_text(), "its matrix asks for the detector"
 
 
 def test_a_bundle_for_another_gpu_names_the_right_one(run: Run, alone: Path) -> None:
